@@ -1,17 +1,19 @@
-"""The lost records of a damaged segment may be of any of its routes, so all of them must have passed it."""
+"""Lost records of a damaged segment may be of any of its routes; ``--verify`` reads frames before they go."""
 
 import json
 import os
 import re
+import subprocess
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain, combinations, product
 from pathlib import Path
+from typing import Any
 
 import pytest
 from contents import errors
 from damage import flipped
 from logs import Built
-from reclaiming import ANYTHING_READ, EXPIRE, bases, ledger, reclaim
+from reclaiming import ANYTHING_READ, EXPIRE, Reclaimer, bases, ledger, reclaim
 from running import output_of, run, sidecar
 
 from wald.format.names import Kind
@@ -308,3 +310,113 @@ def test_of_what_expires_the_lost_records_count_as_unread(framed: Built, a: int,
 
     assert [line["lost"] for line in reported] == [lost]
     assert audit_deletion(reported[0], History(framed.root).sealing_of(1)).errors == ()
+
+
+@pytest.fixture
+def by_turns(tmp_path: Path) -> Built:
+    """Segment 1 with records 1 to 6, in frames of two each, by turns of a and b; then segment 7, and an active one."""
+    by_turns = Built(tmp_path / "root")
+    for number in range(3):
+        # Of this length, so that no frame takes two of them.
+        by_turns.lines("a", [os.urandom(400 << 10).hex().encode()])
+        by_turns.lines("b", [b"line %d" % number])
+    by_turns.cut()
+    by_turns.lines("a", [b"later"])
+    by_turns.lines("b", [b"later"])
+    by_turns.cut()
+    by_turns.seal()
+    for route in "ab":
+        by_turns.log.set_cursor(route, 8)
+    return by_turns
+
+
+def spoil(by_turns: Built, number: int) -> Frame:
+    """Flip a bit in the middle of a frame of segment 1."""
+    path = by_turns.path(1, Kind.SEALED)
+    with SealedFile(path) as sealed:
+        frame = sealed.index.frames[number]
+    path.write_bytes(flipped(path.read_bytes(), 8 * (frame.offset + frame.compressed_bytes // 2)))
+    return frame
+
+
+def spoil_index(by_turns: Built) -> None:
+    """Flip a bit of segment 1's index."""
+    path = by_turns.path(1, Kind.SEALED)
+    with SealedFile(path) as sealed:
+        end = sealed.index.frames[-1].offset + sealed.index.frames[-1].compressed_bytes
+    path.write_bytes(flipped(path.read_bytes(), 8 * (end + 60)))
+
+
+def reclaim_as_process(by_turns: Built, *arguments: object) -> subprocess.CompletedProcess[bytes]:
+    return run(sidecar("reclaim", "--root", by_turns.root.path, "--grace", 0, *arguments))
+
+
+def line_about(by_turns: Built, base: int = 1) -> dict[str, Any]:
+    return next(entry for entry in ledger(by_turns.root.path) if entry["base"] == base)
+
+
+def test_what_was_damaged_after_sealing_goes_and_is_reported_of_where_frames_are_read_first(by_turns: Built) -> None:
+    frame = spoil(by_turns, 1)
+    planned = reclaim_as_process(by_turns, "--verify", "--dry-run")
+    done = reclaim_as_process(by_turns, "--verify")
+
+    path = by_turns.path(1, Kind.SEALED)
+    assert planned.stdout.startswith(b"would reclaim 00000000000000000001.wal.zst: records 1 to 6, ")
+    assert b", damaged\n" in planned.stdout
+    assert done.returncode == 0
+    assert done.stderr == planned.stderr
+    assert done.stderr.decode().startswith(
+        f"wald-reclaim: {path}: offset {frame.offset}: frame 1 cannot be decompressed"
+    )
+    reported = line_about(by_turns)
+    assert (reported["rule"], reported["damaged"], reported["damaged_bytes"]) == ("read", True, frame.raw_bytes)
+    assert bases(by_turns.root) == []
+
+
+def test_what_was_taken_back_and_goes_again_is_reported_of_again(by_turns: Built) -> None:
+    """By the same process, which has read its frames before."""
+    spoil(by_turns, 1)
+    reclaimer = Reclaimer(by_turns.root, by_turns.disk, grace_ns=1 << 60, verify=True)
+    for sequence in (8, 0, 8):
+        by_turns.log.set_cursor("a", sequence, rewind=True)
+        reclaimer.look(now_ns=by_turns.now_ns)
+    reclaimer.ledger.close()
+
+    reported = [(entry["event"], entry.get("damaged")) for entry in ledger(by_turns.root.path) if entry["base"] == 1]
+    assert reported == [("reclaimed", True), ("kept", None), ("reclaimed", True)]
+
+
+def test_what_is_whole_goes_as_ever_where_frames_are_read_first(by_turns: Built) -> None:
+    done = reclaim_as_process(by_turns, "--verify")
+
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert "damaged" not in line_about(by_turns)
+
+
+def test_a_segment_whose_index_is_damaged_goes_once_it_is_read_by_what_its_frames_tell(by_turns: Built) -> None:
+    with SealedFile(by_turns.path(1, Kind.SEALED)) as sealed:
+        digest = sealed.index.sha256.hex()
+    spoil_index(by_turns)
+    by_turns.log.set_cursor("b", 5, rewind=True)
+    held = reclaim_as_process(by_turns)
+    reported = output_of("explain", "--json", "--root", by_turns.root.path)
+    words = output_of("explain", "--root", by_turns.root.path).decode()
+    assert bases(by_turns.root) == [1, 7]
+    assert b"checksum is wrong" in held.stderr
+    standing = json.loads(reported.splitlines()[0])
+    assert [(pin["route"], pin["needs"]) for pin in standing["pins"]] == [("b", 6)]
+    assert "checksum is wrong" in standing["message"]
+    assert "pinned by b/processed (at 5, needs 6); its index is damaged" in words
+
+    by_turns.log.set_cursor("b", 8)
+    done = reclaim_as_process(by_turns)
+
+    assert bases(by_turns.root) == []
+    assert b"checksum is wrong" in done.stderr
+    reported_about = line_about(by_turns)
+    assert (reported_about["last"], reported_about["sha256"]) == (6, digest)
+    assert {each["route"]: (each["count"], each["last"]) for each in reported_about["routes"]} == {
+        "a": (3, 5),
+        "b": (3, 6),
+    }
+    assert errors(by_turns.root.path) == []

@@ -1,18 +1,28 @@
-"""A repaired log is read, archived and reclaimed like others, and the ledger proves that each deletion was allowed."""
+"""Repaired logs and files under each other's names: no unread record is destroyed, and the ledger proves the rest."""
 
 import random
 import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import combinations, islice
 from pathlib import Path
 
 import pytest
+import zstandard
 from contents import errors, records
-from logs import Built
+from faults import Died
+from logs import Built, Unsynced
 from powercut import RecordingDisk
-from reclaiming import Reclaimer, bases, ledger, reclaim
+from reclaiming import DyingAfterShrink, Reclaimer, bases, ledger, reclaim
 from repairing import build, repair, small_frames
+from running import run, wald
 
+from wald.errors import Damaged, WaldError
+from wald.files.layout import Root
 from wald.files.listing import list_segments
-from wald.format.names import Kind
+from wald.format.names import WHOLE_SUFFIX, Kind, segment_name
 from wald.retention.audit import audit_deletion
 from wald.retention.cursor_moves import move_cursor
 from wald.retention.history import History
@@ -165,3 +175,271 @@ def test_a_power_cut_leaves_no_shrunk_segment_without_its_line_in_the_ledger(tmp
             assert b'"shrunk"' in (files.get("ledger/reclaim.jsonl") or b""), state.after
             shrunk += 1
     assert shrunk
+
+
+LATER_NS = 2_000_000_000_000_000_000
+LONG_NS = 1_000_000_000_000_000_000
+NOISE = random.Random(4).randbytes(200_000).replace(b"\n", b"-")
+ZSTD = b"\x28\xb5\x2f\xfd"
+SUFFIXES = [*(kind.value for kind in Kind), Kind.SEALED.value + WHOLE_SUFFIX]
+
+
+@dataclass(frozen=True)
+class Original:
+    """A log with a segment in each state; each unread record begins with ``unread``."""
+
+    path: Path
+    unread: dict[int, bytes]
+
+    @property
+    def files(self) -> list[str]:
+        """All files but cursors, which do not name their route."""
+        found = (path.relative_to(self.path) for path in self.path.rglob("*") if path.is_file())
+        return sorted(str(path) for path in found if path.suffix not in (".cursor", ".lock", ".json"))
+
+
+def build_each_state(path: Path) -> Original:
+    """Segments 1 (released), 3 (deleting), 5 (in two forms), 15, 17, 19 (sealed), 21, 23 (raw) and 25 (active)."""
+    built, unread = Built(path), dict[int, bytes]()
+    plan = [["read"] * 2, ["read"] * 2, ["web", "kept", *["web"] * 6, "kept", "web"], *[["kept"] * 2] * 6]
+    for number, routes in enumerate(plan):
+        for route in routes:
+            mark = b"<%d>" % (built.last + 1)
+            sequence = built.lines(route, [mark + NOISE[6000 * built.last :][:6000]])
+            if route == "kept":
+                unread[sequence] = mark
+        if number < len(plan) - 1:
+            built.cut()
+        if number == 5:
+            built.seal()
+    built.log.set_cursor("read", 4)
+    built.log.set_cursor("web", 14)
+    with pytest.raises(Died):
+        reclaim(built, disk=DyingAfterShrink(), grace_ns=LONG_NS, shrink_pinned=True)
+    built.path(3, Kind.RELEASED).rename(built.path(3, Kind.DELETING))
+    built.crash()
+    return Original(path, unread)
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Original:
+    return build_each_state(tmp_path_factory.mktemp("original") / "log")
+
+
+@pytest.fixture
+def root(original: Original, tmp_path: Path) -> Path:
+    """Copy of the log."""
+    return Path(shutil.copytree(original.path, tmp_path / "log"))
+
+
+def kept_bytes(root: Path) -> bytes:
+    """Return the contents of all files, decompressed."""
+    found = []
+    for path in root.rglob("*"):
+        if path.is_file() and not path.is_symlink():
+            found.append(path.read_bytes())
+            if found[-1].startswith(ZSTD):
+                with suppress(zstandard.ZstdError):
+                    stream = zstandard.ZstdDecompressor().stream_reader(found[-1], read_across_frames=True)
+                    found.append(stream.read())
+    return b"\0".join(found)
+
+
+def run_everything(root: Path) -> int | None:
+    """Run RECLAIM, repair and a start that seals; return the first sequence that it gives out, None if it refuses."""
+    given_out = None
+    for _ in range(2):
+        with suppress(WaldError, OSError):
+            look(root)
+        with suppress(WaldError, OSError):
+            repair(root, accept_loss=False)
+    with suppress(WaldError, OSError):
+        built = Built(root, epoch=2, now_ns=LATER_NS)
+        given_out = built.lines("kept", [b"a new one"])
+        try:
+            built.seal()
+        finally:
+            built.crash()
+    with suppress(WaldError, OSError):
+        look(root)
+    return given_out
+
+
+def look(root: Path) -> None:
+    reclaimer = Reclaimer(Root(root), Unsynced(), shrink_pinned=True)
+    try:
+        reclaimer.look(now_ns=LATER_NS)
+    finally:
+        reclaimer.ledger.close()
+
+
+def check(original: Original, root: Path) -> None:
+    given_out = run_everything(root)
+    kept = kept_bytes(root)
+    assert [sequence for sequence, mark in original.unread.items() if mark not in kept] == []
+    assert given_out is None or given_out > max(original.unread)
+
+
+def exchange(one: Path, other: Path) -> None:
+    """Swap two files, or rename one if the other does not exist."""
+    if not other.exists():
+        one.rename(other)
+        return
+    between = one.with_name("between")
+    one.rename(between)
+    other.rename(one)
+    between.rename(other)
+
+
+def segment(base: int, suffix: str) -> str:
+    return f"segments/{segment_name(base, Kind.RAW).removesuffix(Kind.RAW.value)}{suffix}"
+
+
+SWAPS = [
+    (segment(5, ".wal.zst"), segment(5, ".wal.zst.whole")),
+    (segment(5, ".wal.zst"), segment(15, ".wal.zst")),
+    (segment(5, ".wal.zst"), segment(21, ".wal")),
+    (segment(5, ".wal.zst.whole"), segment(17, ".wal.zst")),
+    (segment(1, ".wal.zst.released"), segment(15, ".wal.zst")),
+    (segment(3, ".wal.zst.deleting"), segment(19, ".wal.zst")),
+    (segment(3, ".wal.zst.deleting"), segment(23, ".wal")),
+    (segment(15, ".wal.zst"), segment(21, ".wal.idx")),
+    (segment(23, ".wal"), segment(25, ".wal.idx")),
+    ("ledger/reclaim.jsonl", "ledger/segments.jsonl"),
+]
+
+
+MOVES = [
+    (segment(17, ".wal.zst"), segment(15, ".wal.zst.whole")),
+    (segment(17, ".wal.zst"), segment(15, ".wal.zst.released")),
+    (segment(17, ".wal.zst"), segment(15, ".wal.zst.deleting")),
+    (segment(17, ".wal.zst"), segment(21, ".wal.released")),
+    (segment(17, ".wal.zst"), segment(3, ".wal.zst.whole")),
+    (segment(21, ".wal"), segment(15, ".wal.deleting")),
+    (segment(21, ".wal"), segment(1, ".wal.zst.deleting")),
+    (segment(21, ".wal"), segment(21, ".wal.zst.released")),
+    (segment(5, ".wal.zst.whole"), segment(15, ".wal.zst.whole")),
+]
+
+
+@pytest.mark.parametrize("names", [*SWAPS, *MOVES], ids=" ".join)
+def test_two_files_under_each_others_names_or_one_under_a_free_name_cost_no_unread_record(
+    original: Original, root: Path, names: tuple[str, str]
+) -> None:
+    exchange(root / names[0], root / names[1])
+    check(original, root)
+
+
+@pytest.mark.parametrize("names", [MOVES[0], MOVES[1], MOVES[3]], ids=" ".join)
+def test_verify_names_a_segment_under_the_name_of_another_that_nothing_reads(
+    original: Original, root: Path, names: tuple[str, str]
+) -> None:
+
+    assert not [each for each in errors(root) if names[1] in each]
+    (root / names[0]).rename(root / names[1])
+    assert [each for each in errors(root) if names[1] in each and "name" in each]
+
+
+@pytest.mark.slow
+def test_every_third_swap_and_move(original: Original, tmp_path: Path) -> None:
+    for number, (one, other) in enumerate(islice(all_pairs(original), None, None, 3)):
+        root = Path(shutil.copytree(original.path, tmp_path / str(number)))
+        exchange(root / one, root / other)
+        try:
+            check(original, root)
+        except AssertionError as error:
+            raise AssertionError((one, other)) from error
+        shutil.rmtree(root)
+
+
+def all_pairs(original: Original) -> Iterator[tuple[str, str]]:
+    yield from combinations(original.files, 2)
+    segments = [name for name in original.files if name.startswith("segments/") and not name.endswith(".idx")]
+    for name in segments:
+        for base in (1, 3, 5, 15, 17, 19, 21, 23, 25):
+            free = (segment(base, suffix) for suffix in SUFFIXES if segment(base, suffix) not in original.files)
+            yield from ((name, other) for other in free)
+
+
+def test_repair_names_misplaced_segments_again_and_everything_is_read(original: Original, root: Path) -> None:
+
+    strays = [segment(17, ".wal.zst.whole"), segment(23, ".wal.zst.deleting"), segment(21, ".wal.released")]
+    for base, stray in zip((15, 17, 19), strays, strict=True):
+        (root / segment(base, ".wal.zst")).rename(root / stray)
+    reclaimed = run([sys.executable, "-m", "wald_reclaim", "--root", str(root)])
+    for stray in strays:
+        assert str(root / stray) in reclaimed.stderr.decode()
+        assert (root / stray).exists()
+    repair(root, accept_loss=False)
+    assert wald("read", "kept", "--root", root, "--from", "earliest").stdout.count(b"\n") == len(original.unread)
+
+
+@pytest.mark.parametrize("name", ["head", "lock", "transfers"])
+@pytest.mark.parametrize(
+    "stray", [segment(25, ".wal"), "ledger/segments.jsonl", "routes/read/cursors/processed.cursor"]
+)
+def test_no_start_overwrites_another_file_under_the_name_of_one_of_its_own(
+    original: Original, root: Path, stray: str, name: str
+) -> None:
+
+    content = (root / stray).read_bytes()
+    (root / stray).rename(root / name)
+    started = wald("run", "--root", root)
+
+    assert (started.returncode, (root / name).read_bytes()) == (Damaged.exit_code, content), started.stderr
+    message = started.stderr.decode()
+    assert f"{root / name}: offset 0: " in message
+    back = f"mv {root / name} {root / stray}; then restart the daemon"
+    assert (
+        back if stray.startswith("segments") else "move the file to where it belongs; then restart the daemon"
+    ) in message
+
+
+REFUSED = {
+    "the active segment and a sealed one": ([(25, ".wal"), (17, ".wal.zst")], 25, ".wal"),
+    "the active segment and a raw one": ([(25, ".wal"), (23, ".wal")], 25, ".wal"),
+    "a sealed segment behind the active one": ([(17, ".wal.zst"), (99, ".wal.zst")], 99, ".wal.zst"),
+    "a raw segment behind the active one": ([(21, ".wal"), (99, ".wal")], 99, ".wal"),
+}
+
+
+@pytest.mark.parametrize(("pair", "base", "suffix"), REFUSED.values(), ids=REFUSED)
+def test_a_start_is_refused_if_the_newest_name_is_that_of_another_segment(
+    original: Original, root: Path, pair: list[tuple[int, str]], base: int, suffix: str
+) -> None:
+
+    exchange(*(root / segment(*each) for each in pair))
+    before = {path: path.read_bytes() for path in root.glob("segments/*")}
+    with pytest.raises(Damaged) as refused:
+        Built(root, epoch=2, now_ns=LATER_NS)
+    assert str(root / segment(base, suffix)) in refused.value.message
+    assert "restart the daemon" in refused.value.hint
+    assert {path: path.read_bytes() for path in root.glob("segments/*")} == before
+
+    repair(root, accept_loss=False)
+    built = Built(root, epoch=2, now_ns=LATER_NS)
+    assert built.lines("kept", [b"next"]) == max(original.unread) + 1
+    assert built.report.errors == []
+    built.crash()
+
+
+REPORTED = {
+    "a sealed one and a raw one": ([(17, ".wal.zst"), (21, ".wal")], 1),
+    "two raw": ([(21, ".wal"), (23, ".wal")], 2),
+    "the active one under an older name": ([(25, ".wal"), (18, ".wal")], 1),
+}
+
+
+@pytest.mark.parametrize(("pair", "named"), REPORTED.values(), ids=REPORTED)
+def test_a_start_reports_older_raw_files_that_are_other_segments_and_gives_out_no_number_twice(
+    original: Original, root: Path, pair: list[tuple[int, str]], named: int
+) -> None:
+
+    paths = [root / segment(*each) for each in pair]
+    exchange(*paths)
+    built = Built(root, epoch=2, now_ns=LATER_NS)
+    misplaced = [error for error in built.report.errors if "wald --root" in error and "repair" in error]
+    assert len(misplaced) == named
+    assert all(any(str(path) in error for error in misplaced) for path in paths[-named:])
+    assert built.lines("kept", [b"next"]) == max(original.unread) + 1
+    built.crash()

@@ -1,4 +1,4 @@
-"""Facts that a survey caches between passes; if limits or files change, it decides again."""
+"""Facts that a survey caches between passes, and ages, which are proven time."""
 
 import random
 from collections.abc import Callable, Iterator
@@ -9,18 +9,22 @@ from pathlib import Path
 import pytest
 from contents import errors
 from damage import flip_bit, flipped
+from effort import steps
 from faults import FailingDisk, TracingDisk
 from logs import SECOND_NS, Built, Unsynced
 from reclaiming import EXPIRE, Reclaimer, archived, bases, ledger, reclaim, rulings
 
-from wald.files.layout import TEMPORARY
-from wald.files.ledger_read import parts_of
+from wald.files.layout import TEMPORARY, Root
+from wald.files.ledger_read import entries_of, parts_of, stored_index
 from wald.files.ledger_write import Ledger
 from wald.files.listing import list_segments
+from wald.files.uptime import Moment
+from wald.format.ledger_lines import Entry
 from wald.format.names import WHOLE_SUFFIX, Kind
 from wald.segments.view import State
 from wald.writing.sealing import seal, segments_to_seal
 from wald_reclaim.apply import Deleter
+from wald_reclaim.evidence import Ages
 from wald_reclaim.policy import Limits, Verdict
 from wald_reclaim.survey import Decision, Survey
 
@@ -401,3 +405,160 @@ def test_watching_it_leaves_the_sealer_a_while(cut_log: Built) -> None:
     reclaimer.ledger.close()
 
     assert raw(cut_log) == [6]
+
+
+MINUTE_NS = 60 * SECOND_NS
+HOUR_NS = 60 * MINUTE_NS
+YEARS_NS = 10 * 365 * 24 * HOUR_NS
+AN_HOUR = Limits(min_age_ns=HOUR_NS)
+OLD = Limits(max_age_ns=HOUR_NS, others=EXPIRE)
+
+
+@pytest.fixture
+def unaged(tmp_path: Path) -> Built:
+    """Segment 1, sealed and read, of which nothing tells an age yet; then an active one."""
+    return make(tmp_path)
+
+
+def make(path: Path, *, ahead_ns: int = 0) -> Built:
+    unaged = Built(path / "root")
+    unaged.now_ns, unaged.ahead_ns = unaged.now_ns + ahead_ns, ahead_ns
+    unaged.lines("a", [b"x"])
+    unaged.cut()
+    unaged.seal()
+    unaged.log.set_cursor("a", 1)
+    return unaged
+
+
+@pytest.mark.parametrize("ahead_ns", [YEARS_NS, -YEARS_NS])
+def test_a_clock_that_is_set_deletes_nothing(unaged: Built, ahead_ns: int) -> None:
+    unaged.now_ns, unaged.ahead_ns = unaged.now_ns + ahead_ns, ahead_ns
+    for limits in (AN_HOUR, OLD):
+        unaged.log.set_cursor("a", int(limits is AN_HOUR), rewind=True)
+        reclaim(unaged, limits)
+        assert bases(unaged.root) == [1]
+
+
+@pytest.mark.parametrize("ahead_ns", [YEARS_NS, -YEARS_NS])
+@pytest.mark.parametrize("limits", [AN_HOUR, OLD])
+def test_what_was_written_while_the_clock_was_wrong_goes_when_it_is_due(
+    tmp_path: Path, ahead_ns: int, limits: Limits
+) -> None:
+    unaged = make(tmp_path, ahead_ns=ahead_ns)
+    if limits.others.expire:
+        unaged.log.set_cursor("a", 0, rewind=True)
+    unaged.now_ns, unaged.ahead_ns = unaged.now_ns - ahead_ns + HOUR_NS - 1, 0
+    reclaim(unaged, limits)
+    assert bases(unaged.root) == [1]
+
+    unaged.now_ns += 2
+    reclaim(unaged, limits)
+    assert bases(unaged.root) == []
+
+
+def test_after_a_reboot_an_age_goes_on_from_what_was_witnessed(unaged: Built) -> None:
+    """Neither the time that the machine was off nor the uptime of this boot counts: the root may have been moved."""
+    reclaim(unaged, AN_HOUR)
+    unaged.now_ns += 61 * MINUTE_NS
+    for boot in ("second boot", "third boot"):
+        unaged.boot = boot
+        reclaim(unaged, AN_HOUR)
+        assert bases(unaged.root) == [1]
+        unaged.now_ns += 59 * MINUTE_NS
+        reclaim(unaged, Limits(min_age_ns=59 * MINUTE_NS + 1))  # a line is written once an hour
+        assert bases(unaged.root) == [1]
+    unaged.now_ns += MINUTE_NS
+    reclaim(unaged, AN_HOUR)
+
+    assert bases(unaged.root) == []
+
+
+@pytest.mark.parametrize("spoil", ["lost", "damaged"])
+def test_without_the_ledger_of_the_segments_it_counts_from_its_own_first_look(
+    unaged: Built, spoil: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = unaged.root.ledger / "segments.jsonl"
+    if spoil == "lost":
+        path.unlink()
+    else:
+        path.write_bytes(flipped(path.read_bytes(), 99))
+    unaged.now_ns += HOUR_NS
+    reclaim(unaged, AN_HOUR)
+    assert bases(unaged.root) == [1]
+    assert ("segments.jsonl: line 1" in capsys.readouterr().err) == (spoil == "damaged")
+
+    unaged.now_ns += HOUR_NS
+    reclaim(unaged, AN_HOUR)
+    assert bases(unaged.root) == []
+
+
+def test_a_service_writes_a_line_an_hour_and_only_if_ages_matter(unaged: Built) -> None:
+    unaged.log.set_cursor("a", 0, rewind=True)
+    for limits, lines in ((Limits(), 0), (AN_HOUR, 3)):
+        reclaimer = Reclaimer(unaged.root, Unsynced(), limits)
+        for _ in range(13):
+            reclaimer.look(now_ns=unaged.now_ns)
+            unaged.now_ns += 10 * MINUTE_NS
+        reclaimer.ledger.close()
+        assert [entry["event"] for entry in ledger(unaged.root.path)] == ["seen"] * lines
+
+
+def sealed(base: int, at_ns: int) -> Entry:
+    return {"event": "sealed", "base": base, "last": 9} | Moment("boot", at_ns).as_entry()
+
+
+def put(root: Root, *lines: Entry) -> None:
+    """Put a ledger of the segments in the place of the one that is there."""
+    (root.ledger / "segments.jsonl").unlink(missing_ok=True)
+    written = Ledger(root.ledger / "segments.jsonl", Unsynced())
+    written.append(*lines)
+    written.close()
+
+
+def test_a_segment_is_as_old_as_the_first_line_about_it_in_the_ledger_that_is_there(unaged: Built) -> None:
+    """After a repair, a segment may begin within the range of another one's line; a replaced ledger may be older."""
+    ages = Ages(unaged.root, lambda: Moment("boot", 100))
+    for lines, expected in (
+        ((sealed(1, 0), sealed(5, 60), sealed(5, 90)), [100, 40]),
+        ((sealed(5, 0), sealed(1, 90)), [10, 100]),
+    ):
+        put(unaged.root, *lines)
+        ages.update([1, 5])
+        assert [ages.at_least_ns(base) for base in (1, 5)] == expected
+
+
+def test_each_part_of_the_ledgers_is_decoded_once_however_many_segments_are_asked_about(unaged: Built) -> None:
+    path = unaged.root.ledger / "segments.jsonl"
+    written = Ledger(path, Unsynced(), part_bytes=2000)
+    for number in range(2, 300):
+        written.append(sealed(10 * number, number))
+        written.cut()
+    written.close()
+    assert len(parts_of(path)) > 10
+    once = steps(lambda: sum(1 for _ in entries_of(path)))
+    ages = Ages(unaged.root, lambda: Moment("boot", 1000))
+    bases = [10 * number for number in range(2, 300)]
+
+    assert steps(lambda: ages.update(bases)) < 3 * once
+    assert steps(lambda: ages.update(bases)) < once / 4
+    assert ages.at_least_ns(20) > ages.at_least_ns(2990) > 0
+
+
+def test_a_damaged_part_hides_only_the_ages_that_are_in_it(unaged: Built) -> None:
+    path = unaged.root.ledger / "segments.jsonl"
+    put(unaged.root)
+    written = Ledger(path, Unsynced(), part_bytes=2000)
+    written.append(*(sealed(base, base // 10) | {"last": base + 9} for base in range(10, 1000, 10)))
+    written.cut()
+    written.close()
+    part = parts_of(path)[1]
+    low, high = stored_index(part).span
+    part.path.write_bytes(b"damaged")
+    ages = Ages(unaged.root, lambda: Moment("boot", 1000))
+
+    ages.update([10, 990])
+    assert ages.problem == ""
+    assert (ages.at_least_ns(10), ages.at_least_ns(990)) == (999, 901)
+    ages.update([10, low, 990])
+    assert part.path.name in ages.problem
+    assert ages.at_least_ns(low) == ages.at_least_ns(high - 9) == 0
