@@ -39,6 +39,29 @@ def test_records_that_follow_each_other_are_read_again_by_one_reader_that_keeps_
     assert starts == [1, 5, 1]
 
 
+def test_reading_again_does_not_search_the_log_for_the_next_records_of_a_rare_route(
+    built: Built, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All workers of the group would wait for as long as that takes."""
+    monkeypatch.setattr("wald.work.source._AGAIN_DISTANCE", 1)
+    for number in range(6):
+        built.lines("a", [b"%d" % number], cut=number % 2 == 1)
+    log, read = built.log, list[int]()
+    reading = Source(log, "a", 7, lambda: None, lambda _: None, lambda _: None)
+    batches = log.batches
+
+    def counted(route: str, start: int, **options: Any) -> Iterator[Batch]:
+        for batch in batches(route, start, **options):
+            read.append(batch.first_sequence)
+            yield batch
+
+    monkeypatch.setattr(log, "batches", counted)
+    reading.rows(1)
+    reading.rows(4)
+    reading.close()
+    assert read == [1, 2, 4, 5]
+
+
 def open_files(built: Built) -> list[str]:
     """Return the segment files that this process has open."""
     links = (os.path.join("/proc/self/fd", name) for name in os.listdir("/proc/self/fd"))

@@ -12,6 +12,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from math import inf
 from typing import NamedTuple
 
 from wald.errors import Damaged, WaldError
@@ -25,6 +26,7 @@ from wald.work.window import Run
 _AHEAD_BYTES = 4 << 20
 _CACHE_BYTES = 8 << 20
 _AGAIN_BYTES = 1 << 20  # read at once
+_AGAIN_DISTANCE = 8 << 20  # of the log, because a route may have few records in it
 _RECORD_BYTES = 64  # memory per record in addition to its value
 
 
@@ -185,11 +187,12 @@ class Source:
         lost: list[Missing] = []
         batches = self._log.batches(self._route, first, on_missing=lost.append)
         batch = next(batches, None)
-        missing, size = list(lost), 0
+        missing, size, following = list(lost), 0, batch
         with suppress(WaldError, OSError):  # a later call, which needs these records, raises the error
-            while size < _AGAIN_BYTES and (following := next(batches, None)) is not None:
-                self._cache.add(cached := CachedBatch.of(following))
-                size += cached.size
+            while size < _AGAIN_BYTES and batch and following and _distance(batch, following) < _AGAIN_DISTANCE:
+                if following := next(batches, None):
+                    self._cache.add(cached := CachedBatch.of(following))
+                    size += cached.size
         return batch, missing
 
     def close(self) -> None:
@@ -250,3 +253,8 @@ class Source:
             is_awaited, self._is_awaited = self._is_awaited, False
         if is_awaited:
             self._arrived()
+
+
+def _distance(batch: Batch, following: Batch) -> float:
+    """Return the bytes of the log between two batches; infinite if they are in different segments."""
+    return following.position - batch.position if batch.segment == following.segment else inf
