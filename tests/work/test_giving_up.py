@@ -1,6 +1,7 @@
 """Records that a worker or an operator has given up on: dead letters, and records that the cursor skips."""
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -138,6 +139,18 @@ def test_a_record_without_a_try_left_does_not_wait_for_its_delay(daemon: Daemon)
         eventually(lambda: work.floor == 1)
 
     assert letters(daemon.root) == [(b"1", "it has teeth", "2")]
+
+
+def test_giving_up_many_records_at_once_takes_linear_time(built: Built) -> None:
+    """All workers of the group wait for it."""
+    count = 50_000
+    built.lines("a", [b""] * count)
+    with WorkGroup(built.root.path, "a", "g", max_tries=1) as work:
+        leased = work.lease("x", count, 1 << 30, wait=30)
+        before = time.process_time()
+        assert work.nack("x", [each.record.sequence for each in leased], delay=60) == []
+        assert time.process_time() - before < 5
+    assert len(leased) == count
 
 
 def test_what_is_being_given_up_cannot_be_acknowledged(built: Built) -> None:

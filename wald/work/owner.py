@@ -291,10 +291,11 @@ class Owner:
         if self._rules.is_strict:  # later records wait for these
             self.release(worker)
         if due_ns is not None:
-            over = [sequence for sequence in _each(settled) if self._is_over(sequence)]
-            self._settled_line().due += [(sequence, due_ns) for sequence in _each(settled) if sequence not in over]
-            for sequence in over:  # no tries left, so the delay does not matter
-                self._give_up(sequence)
+            for sequence in _each(settled):
+                if self._is_over(sequence):  # without a try left, there is nothing to wait for
+                    self._give_up(sequence)
+                else:
+                    self._settled_line().due.append((sequence, due_ns))
         runs: list[tuple[int, int]] = list(settled.runs)
         if tries:
             runs += (Run(s, s) for s, holder in settled.refused[0] if not holder and self._was_delivered(s))
