@@ -76,19 +76,14 @@ def test_what_was_under_way_is_sent_again_without_new_input(daemon: Daemon, root
     assert process.returncode == 0
 
 
-def test_the_first_separator_ends_the_key(daemon: Daemon, root: Path) -> None:
-    """The first separator ends the key, and a line without a separator has no key."""
+def test_lines_and_objects_become_the_records_that_they_say(daemon: Daemon, root: Path) -> None:
+    # The first separator ends the key.
     output_of("append", "a", "--key-separator", "::", "--root", root, stdin=b"k::v::w\nno key\n::empty\n")
     records = records_of(root)
+    found = [(record.get("key"), record["value"]) for record in records]
+    assert found == [("k", "v::w"), (None, "no key"), ("", "empty")]
 
-    assert [(record.get("key"), record["value"]) for record in records] == [
-        ("k", "v::w"),
-        (None, "no key"),
-        ("", "empty"),
-    ]
-
-
-def test_json_lines_carry_key_time_headers_and_value(daemon: Daemon, root: Path) -> None:
+    # Json lines carry key time headers and value.
     lines = [
         {"key": "k", "time": 1_700_000_000_000_000_001, "headers": {"h": "1"}, "value": "text"},
         {"time": "2026-11-21T10:00:00+01:00", "value": {"nested": [1, 2]}},
@@ -96,24 +91,28 @@ def test_json_lines_carry_key_time_headers_and_value(daemon: Daemon, root: Path)
         {},
     ]
     text = "\n".join(json.dumps(line) for line in lines)
-    assert output_of("append", "a", "--jsonl", "--root", root, stdin=text.encode()) == b"1 4\n"
-    records = records_of(root)
-
+    assert output_of("append", "a", "--jsonl", "--root", root, stdin=text.encode()) == b"4 7\n"
+    records = records_of(root)[3:]
     assert [record.get("key", record.get("key_hex")) for record in records] == ["k", None, "ff", None]
-    assert [record.get("event_time_ns") for record in records] == [
+    assert [record.get("event_time_ns") for record in records[:2]] == [
         1_700_000_000_000_000_001,
         1_795_251_600_000_000_000,
-        None,
-        None,
     ]
-    assert [record.get("value", record.get("value_hex")) for record in records] == [
-        "text",
-        '{"nested": [1, 2]}',
-        "00ff",
-        "",
-    ]
+    assert not any("event_time_ns" in record for record in records[2:])
+    given = [record.get("value", record.get("value_hex")) for record in records]
+    assert given == ["text", '{"nested": [1, 2]}', "00ff", ""]
     assert [record.get("value_hex") for record in records] == [None, None, "00ff", None]
     assert [record.get("headers") for record in records] == [{"h": "1"}, None, None, None]
+
+    # Json values other than strings are stored verbatim.
+    texts = [
+        '{"id": 12345678901234567890123, "price":1.10, "x" : 1e400, "b": 0.1000000000000000055}',
+        '{"value":1,"value":[2,{"value": "\\ud800"}]}',
+        *("100.00", "-0", "1E5", "true", "null"),
+    ]
+    objects = [f' {{ "headers": {{"value": "{{"}} , "value"\t:\r {text} , "key":"\\"value\\":" }}\r' for text in texts]
+    output_of("append", "a", "--jsonl", "--root", root, stdin="\n \r\n".join(["", *objects, ""]).encode() + b"\n\n")
+    assert [record["value"] for record in records_of(root)[7:]] == texts
 
 
 def test_what_read_writes_as_json_append_takes(daemon: Daemon, root: Path) -> None:
@@ -128,23 +127,6 @@ def test_what_read_writes_as_json_append_takes(daemon: Daemon, root: Path) -> No
 
     assert assigned["sequence"] == 2
     assert json.loads(first) | assigned == json.loads(second)
-
-
-def test_json_values_other_than_strings_are_stored_verbatim(daemon: Daemon, root: Path) -> None:
-    """Numbers keep digits that Python would round, duplicate keys are kept, and blank lines are skipped."""
-    texts = [
-        '{"id": 12345678901234567890123, "price":1.10, "x" : 1e400, "b": 0.1000000000000000055}',
-        '{"value":1,"value":[2,{"value": "\\ud800"}]}',
-        "100.00",
-        "-0",
-        "1E5",
-        "true",
-        "null",
-    ]
-    lines = [f' {{ "headers": {{"value": "{{"}} , "value"\t:\r {text} , "key":"\\"value\\":" }}\r' for text in texts]
-    output_of("append", "a", "--jsonl", "--root", root, stdin="\n \r\n".join(["", *lines, ""]).encode() + b"\n\n")
-
-    assert [record["value"] for record in records_of(root)] == texts
 
 
 WRONG_LINES = [
@@ -225,7 +207,7 @@ def test_an_interrupt_reports_what_is_durable(daemon: Daemon, root: Path) -> Non
     assert (process.returncode, stdout, stderr) == (130, b"1 1\n", b"")
 
 
-def test_an_interrupt_waits_until_what_is_acknowledged_is_counted() -> None:
+def test_an_interrupt_waits_until_what_is_acknowledged_is_counted_and_an_ignored_one_stays_so() -> None:
     counted = []
 
     def count() -> None:
@@ -238,8 +220,7 @@ def test_an_interrupt_waits_until_what_is_acknowledged_is_counted() -> None:
     assert counted == [1]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
-
-def test_an_interrupt_that_is_ignored_stays_ignored() -> None:
+    # An interrupt that is ignored stays ignored.
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         with uninterrupted():
@@ -379,30 +360,27 @@ WRONG_OPTIONS = [
 ]
 
 
-def test_no_line_is_sent_with_a_wrong_time(daemon: Daemon, root: Path) -> None:
+def test_no_line_is_sent_with_or_after_a_wrong_time(daemon: Daemon, root: Path) -> None:
+    # No line is sent with a wrong time.
     for options, message, hint in WRONG_OPTIONS:
         code, given_message, given_hint = refusal_of("append", "a", *options, "--root", root, stdin=b"line\n")
         assert (code, given_message.startswith(message), hint in given_hint) == (2, True, True), given_message
     assert records(root) == []
+
+    # An object with a wrong time ends the lines that are sent.
+    for number, (wrong, words) in enumerate(WRONG_TIMES, 1):
+        lines = b'{}\n{"not_before": %s}\n{}\n' % wrong
+        code, message, _ = refusal_of("append", "a", "--jsonl", "--root", root, stdin=lines)
+        assert (code, message.startswith("stdin:2: "), words in message) == (2, True, True), message
+        durable = f"1 records are durable (sequences {number} to {number})"
+        assert message.endswith(f"; {durable} before it, and no line after it is sent")
 
 
 WRONG_TIMES = [
     (b'"soon"', "not_before 'soon' is not like 2026-11-21T10:00:00Z"),
     (b"1.5", "not_before 1.5 is not a time in ns since 1970 that fits in 64 bits"),
     (b"9223372036854775808", "is not a time in ns since 1970 that fits in 64 bits"),
-    (
-        b"1795255200",
-        "not_before 1795255200 would be before 2001-09-09 as ns since 1970; it is probably in another unit",
-    ),
+    (b"1795255200", "1795255200 would be before 2001-09-09 as ns since 1970; it is probably in another unit"),
     (b"999999999999999999", "it is probably in another unit"),
     (b"0", "it is probably in another unit"),
 ]
-
-
-def test_an_object_with_a_wrong_time_ends_the_lines_that_are_sent(daemon: Daemon, root: Path) -> None:
-    for at, (given, words) in enumerate(WRONG_TIMES, 1):
-        lines = b'{}\n{"not_before": %s}\n{}\n' % given
-        code, message, _ = refusal_of("append", "a", "--jsonl", "--root", root, stdin=lines)
-        assert (code, message.startswith("stdin:2: "), words in message) == (2, True, True), message
-        durable = f"1 records are durable (sequences {at} to {at})"
-        assert message.endswith(f"; {durable} before it, and no line after it is sent")

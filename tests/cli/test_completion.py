@@ -52,7 +52,8 @@ def share(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def test_every_argument_that_is_a_route_is_listed() -> None:
+def test_every_route_argument_and_every_option_with_a_value_is_listed() -> None:
+    # Every argument that is a route is listed.
     short = {"wald-drain", "wald-archive"}  # shorthand for their first subcommands
     programs_ = [(cli, "wald"), (wald_drain, "wald-drain"), (wald_archive, "wald-archive")]
     found = {name: command for program, called in programs_ for name, command in commands(program, called)}
@@ -62,16 +63,13 @@ def test_every_argument_that_is_a_route_is_listed() -> None:
         listed = ARGUMENTS.get(name, ())
         assert routes == [i for i, kind in enumerate(listed) if kind == "route"], name
         assert any(arguments[i].nargs == -1 for i in routes) == ("..." in listed), name
-
     assert ARGUMENTS.keys() - short <= found.keys()
 
-
-def test_every_option_with_a_value_is_listed() -> None:
+    # Every option with a value is listed.
     options = [
-        each for _, command in commands(cli, "wald") for each in command.params if isinstance(each, click.Option)
+        option for _, each in commands(cli, "wald") for option in each.params if isinstance(option, click.Option)
     ]
-
-    assert {name for each in options if not each.is_flag for name in each.opts} - VALUED == set()
+    assert {name for option in options if not option.is_flag for name in option.opts} - VALUED == set()
 
 
 def completed(typed: str, log: Path | None) -> list[str]:
@@ -111,20 +109,18 @@ def test_what_may_follow_is_read_from_the_log(log: Path, typed: str, expected: l
     assert completed(typed, log) == expected
 
 
-def test_the_root_may_be_one_that_was_typed(log: Path) -> None:
+def test_a_typed_root_is_used_and_no_command_imported(log: Path) -> None:
+    # The root may be one that was typed.
     assert completed(f"wald --root {log} read acc", None) == ["access"]
     assert completed(f"wald read --root={log} acc", None) == ["access"]
     assert completed("wald read acc", None) == []
     assert completed("wald --root /nowhere read acc", None) == []
 
-
-def test_no_command_is_imported_to_complete_a_route(log: Path) -> None:
-    """The import would cause a noticeable delay."""
+    # No command is imported to complete a route: the import would cause a noticeable delay.
     script = "import sys; from wald.cli import main\ntry: main()\nfinally: print(*sys.modules)"
     asked = {"_WALD_COMPLETE": "bash_complete", "COMP_WORDS": "wald read ", "COMP_CWORD": "2", "WALD_ROOT": str(log)}
     line = [sys.executable, "-c", script]
     loaded = subprocess.run(line, env=os.environ | asked, capture_output=True, text=True, check=True).stdout
-
     assert "plain,orders" in loaded
     assert [name for name in loaded.split() if name.startswith(("wald.segments", "wald.cli.read", "zstandard"))] == []
 

@@ -30,27 +30,42 @@ def reported(built: Built) -> dict[str, list[dict[str, Any]]]:
     return kinds
 
 
-def test_a_route_without_a_cursor_is_explained_in_words(built: Built) -> None:
-    """A missing cursor is a choice, not an error: the exit code is 0, and output_of asserts that stderr is empty."""
+def test_cursors_decide_what_is_said_in_words_and_in_json(built: Built) -> None:
+    # A route without a cursor is explained in words.
     built.log.set_cursor("a", 17)
     text = explain(built)
-
     assert "Without a cursor: b. No group has processed their records" in text
     assert f"wald --root {built.root.path} cursor set b SEQUENCE" in text
     assert f"wald --root {built.root.path} route retire b" in text
 
-
-def test_equal_segments_share_a_line(built: Built) -> None:
-    built.log.set_cursor("a", 17)
+    # Equal segments share a line.
     built.log.set_cursor("b", 6)
     lines = explain(built).splitlines()
-
     assert lines[1].startswith("  records 1 to 6 (")
     assert lines[1].endswith(": every group has read it; wald-reclaim may delete it")
     assert lines[2].startswith("  records 7 to 18 (2 segments, ")
     assert lines[2].endswith(": pinned by b/processed (at 6, needs 18)")
     assert lines[3].startswith("  record 19 and later (")
     assert lines[3].endswith(f": being written; wald --root {built.root.path} cut completes it")
+
+    # Json has every segment every group and the whole.
+    kinds = reported(built)
+    assert [(s["first"], s["last"], s["state"], s["free"]) for s in kinds["segment"]] == [
+        (1, 6, "sealed", True),
+        (7, 12, "sealed", False),
+        (13, 18, "sealed", False),
+        (19, 18, "active", False),
+    ]
+    (pin,) = kinds["segment"][1]["pins"]
+    assert pin == {"route": "b", "group": "processed", "sequence": 6, "needs": 12, "message": ""}
+    b = kinds["group"][1]
+    assert (b["route"], b["lag_records"], b["pinned_segments"], b["state"]) == ("b", 2, 2, "valid")
+    assert b["frees_bytes"] == b["pinned_bytes"] == kinds["segment"][1]["bytes"] + kinds["segment"][2]["bytes"]
+    (log,) = kinds["log"]
+    assert log["segments"] == {"free": 1, "pinned": 2, "active": 1}
+    assert log["free_bytes"] > 0
+    assert log["pinned_alone"] == {"b": b["frees_bytes"]}
+    assert "\nWhat one route alone pins: b " in explain(built)
 
 
 def test_the_active_segment_of_a_stopped_daemon_is_not_being_written(tmp_path: Path) -> None:
@@ -76,46 +91,21 @@ def test_each_group_is_reported_with_its_lag_and_what_it_costs(built: Built) -> 
     assert "1 more group has read everything and pins nothing." in explain(built)
 
 
-def test_a_cursor_that_cannot_be_trusted_and_a_retired_route_are_reported(built: Built) -> None:
+def test_a_retired_route_and_a_cursor_that_cannot_be_trusted_are_reported(built: Built) -> None:
+    # A cursor that cannot be trusted and a retired route are reported.
     built.root.cursor("a", "audit").write_text("999\n")
     built.log.set_cursor("a", 17)
     retire_route(built.root, built.disk, "b", now="")
     text = explain(built)
-
     assert "Retired: b. Nothing is pinned for them" in text
     assert "audit.cursor: 999 is beyond the last durable record, 18." in text
     assert "cursor set a SEQUENCE --group audit --rewind" in text
 
-
-def test_unread_records_of_a_retired_route_are_not_called_read(built: Built) -> None:
-    built.log.set_cursor("a", 17)
-    retire_route(built.root, built.disk, "b", now="")
+    # Unread records of a retired route are not called read.
+    built.root.cursor("a", "audit").unlink()
     assert ": its unread records are of b, which is retired; wald-reclaim may delete it" in explain(built)
     built.log.set_cursor("b", 18)
     assert ": every group has read it; wald-reclaim may delete it" in explain(built)
-
-
-def test_json_has_every_segment_every_group_and_the_whole(built: Built) -> None:
-    built.log.set_cursor("a", 17)
-    built.log.set_cursor("b", 6)
-    kinds = reported(built)
-
-    assert [(s["first"], s["last"], s["state"], s["free"]) for s in kinds["segment"]] == [
-        (1, 6, "sealed", True),
-        (7, 12, "sealed", False),
-        (13, 18, "sealed", False),
-        (19, 18, "active", False),
-    ]
-    (pin,) = kinds["segment"][1]["pins"]
-    assert pin == {"route": "b", "group": "processed", "sequence": 6, "needs": 12, "message": ""}
-    b = kinds["group"][1]
-    assert (b["route"], b["lag_records"], b["pinned_segments"], b["state"]) == ("b", 2, 2, "valid")
-    assert b["frees_bytes"] == b["pinned_bytes"] == kinds["segment"][1]["bytes"] + kinds["segment"][2]["bytes"]
-    (log,) = kinds["log"]
-    assert log["segments"] == {"free": 1, "pinned": 2, "active": 1}
-    assert log["free_bytes"] > 0
-    assert log["pinned_alone"] == {"b": b["frees_bytes"]}
-    assert "\nWhat one route alone pins: b " in explain(built)
 
 
 def test_a_segment_names_a_limited_number_of_groups(built: Built) -> None:

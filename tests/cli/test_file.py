@@ -10,6 +10,7 @@ import pytest
 from archives import archive
 from damage import flip_bit
 from logs import Built, Unsynced
+from repairing import snapshot
 from running import Daemon, eventually, output_of, refusal_of, wald
 
 from wald.checking.kinds import FileKind, kind_of
@@ -188,16 +189,29 @@ def test_a_plain_file_in_the_place_of_a_fifo_has_to_be_sent_first(root: Path, da
     assert found["instead"].startswith(f"wald --root {root} append a {root}/routes/a/in && rm ")
 
 
-def test_a_path_without_a_file(tmp_path: Path) -> None:
+def test_what_is_not_a_file_of_a_log_is_called_that(tmp_path: Path, root: Path) -> None:
+    # A path without a file.
     assert refusal_of("inspect", tmp_path / "nothing")[0] == 3
 
-
-def test_a_file_outside_every_log_is_foreign_and_wald_does_not_say_that_it_may_go(tmp_path: Path) -> None:
+    # A file outside every log is foreign and wald does not say that it may go.
     (tmp_path / "x").touch()
     found = about(tmp_path / "x")
     assert (found["kind"], found["may_delete"]) == ("foreign", False)
     answer = "no: it is not in a log, and wald does not know whether it is needed"
     assert re.search(rf"^delete it\? +{answer}$", output_of("inspect", tmp_path / "x").decode(), re.MULTILINE)
+
+    # Content of a file that is not of a log.
+    (tmp_path / "letter").write_text("hello")
+    for name, code in (("letter", 2), ("absent", 3)):
+        ended, message, _ = refusal_of("inspect", "--content", tmp_path / name)
+        assert (ended, message.startswith(f"{tmp_path / name}: ")) == (code, True)
+
+    # A directory is called one.
+    output_of("init", "--root", root)
+    for path in (root, root / "segments"):
+        assert refusal_of("inspect", "--content", path)[:2] == (2, f"{path}: is a directory; --content takes a file")
+    os.mkfifo(root / "head")
+    assert refusal_of("inspect", "--content", root / "head")[:2] == (2, f"{root}/head: not a regular file")
 
 
 @pytest.fixture
@@ -217,34 +231,17 @@ def dumped(path: Path, *options: str) -> list[dict[str, object]]:
     return [json.loads(line) for line in output_of("inspect", "--content", path, "--json", *options).splitlines()]
 
 
-def test_a_good_log_verifies(log: Path) -> None:
+def test_content_and_damage_of_a_log_are_shown_and_nothing_is_changed(log: Path) -> None:
+    # A good log verifies.
     text = output_of("verify", "--root", log).decode()
-
     assert "error  " not in text
     assert text.splitlines()[-1].startswith("OK: ")
     assert "segments/00000000000000000001.wal.zst: 1 batches, 3 records" in text
 
-
-@pytest.mark.parametrize("name", ["*.wal.zst", "*.wal"])
-def test_damage_is_found_and_nothing_is_changed(log: Path, name: str) -> None:
-    path = next((log / "segments").glob(name))
-    flip(path, 150)
-    before = {str(path): path.read_bytes() for path in log.rglob("*") if path.is_file()}
-    done = wald("verify", "--json", "--root", log)
-    *findings, summary = [json.loads(line) for line in done.stdout.splitlines()]
-
-    assert done.returncode == 4
-    assert str(path) in {finding["path"] for finding in findings if finding["level"] == "error"}
-    assert (summary["kind"], summary["good"], summary["segments"]) == ("summary", False, 2)
-    assert summary["findings"]["error"] == len([found for found in findings if found["level"] == "error"])
-    assert before == {str(path): path.read_bytes() for path in log.rglob("*") if path.is_file()}
-
-
-def test_content_lists_batches_and_records(log: Path) -> None:
+    # Content lists batches and records.
     sealed, raw = (next((log / "segments").glob(name)) for name in ("*.wal.zst", "*.wal"))
     kinds = [piece["kind"] for piece in dumped(sealed)]
     records = [piece for piece in dumped(raw, "--records") if piece["kind"] == "record"]
-
     assert kinds == ["frame", "header", "control", "peer", "batch", "index"]
     assert [(piece.get("key"), piece.get("value", piece.get("value_hex"))) for piece in records] == [
         ("k", "four"),
@@ -252,47 +249,30 @@ def test_content_lists_batches_and_records(log: Path) -> None:
         (None, "six words"),
     ]
 
+    # Content reads every kind of file.
+    for name in ("head", "log.json", "transfers", "ledger/*.jsonl", "routes/a/cursors/*.cursor", "segments/*.idx"):
+        for path in log.glob(name):
+            assert all("damage" not in piece for piece in dumped(path))
+            assert output_of("inspect", "--content", path).count(b"\n") == len(dumped(path))
+        assert list(log.glob(name))
 
-@pytest.mark.parametrize(
-    "name",
-    ["head", "log.json", "transfers", "ledger/segments.jsonl", "routes/a/cursors/processed.cursor", "segments/*.idx"],
-)
-def test_content_reads_every_kind_of_file(log: Path, name: str) -> None:
-    for path in log.glob(name):
-        assert all("damage" not in piece for piece in dumped(path))
-        assert output_of("inspect", "--content", path).count(b"\n") == len(dumped(path))
-    assert list(log.glob(name))
+    # Damage is found and nothing is changed.
+    for path in (sealed, raw):
+        flip(path, 150)
+        before = snapshot(log)
+        done = wald("verify", "--json", "--root", log)
+        *findings, summary = [json.loads(line) for line in done.stdout.splitlines()]
+        assert done.returncode == 4
+        assert str(path) in {finding["path"] for finding in findings if finding["level"] == "error"}
+        assert (summary["kind"], summary["good"], summary["segments"]) == ("summary", False, 2)
+        assert summary["findings"]["error"] == len([found for found in findings if found["level"] == "error"])
+        assert before == snapshot(log)
+        shown = wald("inspect", "--content", path)
+        assert (shown.returncode, b"damage=" in shown.stdout) == (4, True)
+        flip(path, 150)
 
-
-def test_content_shows_damage_at_its_place(log: Path) -> None:
-    path = next((log / "segments").glob("*.wal"))
-    flip(path, 150)
-    done = wald("inspect", "--content", path)
-
-    assert done.returncode == 4
-    assert b"damage=" in done.stdout
-
-
-def test_content_of_a_file_that_is_not_of_a_log(tmp_path: Path) -> None:
-    (tmp_path / "letter").write_text("hello")
-    for name, code in (("letter", 2), ("absent", 3)):
-        found, message, _ = refusal_of("inspect", "--content", tmp_path / name)
-        assert (found, message.startswith(f"{tmp_path / name}: ")) == (code, True)
-
-
-def test_content_of_a_sealed_segment_that_is_cut_short(log: Path) -> None:
-    """A truncated segment is reported with its path instead of being shown as complete."""
-    path = next((log / "segments").glob("*.wal.zst"))
-    os.truncate(path, path.stat().st_size - 1)
-    code, message, _ = refusal_of("inspect", "--content", path)
-
+    # Content of a sealed segment that is cut short.
+    os.truncate(sealed, sealed.stat().st_size - 1)
+    code, message, _ = refusal_of("inspect", "--content", sealed)
     assert code == 4
-    assert message.startswith(f"{path}: ")
-
-
-def test_a_directory_is_called_one(root: Path) -> None:
-    output_of("init", "--root", root)
-    for path in (root, root / "segments"):
-        assert refusal_of("inspect", "--content", path)[:2] == (2, f"{path}: is a directory; --content takes a file")
-    os.mkfifo(root / "head")
-    assert refusal_of("inspect", "--content", root / "head")[:2] == (2, f"{root}/head: not a regular file")
+    assert message.startswith(f"{sealed}: ")

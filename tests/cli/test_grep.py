@@ -299,7 +299,8 @@ def built(tmp_path: Path) -> Built:
     return log
 
 
-def test_it_prints_sequence_route_and_record(built: Built) -> None:
+def test_it_prints_matches_and_ends_as_grep_and_read_do(built: Built) -> None:
+    # It prints sequence route and record.
     root = built.root.path
     assert found(root, "d") == b"3 a second \xff\x00\n"
     assert found(root, "error", "-i") == b"1 a first error\n4 b An ERROR\n"
@@ -310,35 +311,28 @@ def test_it_prints_sequence_route_and_record(built: Built) -> None:
     assert output_of("read", "--root", root, "-c", "-n", 1, "--grep", "r") == b"1\n"
     assert output_of("read", "--root", root, "b", "--prefix") == b"4 b An ERROR\n5 b nothing\n"
 
+    # Options that exclude each other are refused.
+    for options in (["-i"], ["-c"], ["--jobs", "2"], ["--grep", "x", "-c", "-f"]):
+        assert refusal_of("read", "--root", root, *options)[0] == 2
 
-@pytest.mark.parametrize("options", [["-i"], ["-c"], ["--jobs", "2"], ["--grep", "x", "-c", "-f"]])
-def test_options_that_exclude_each_other_are_refused(built: Built, options: list[str]) -> None:
-    assert refusal_of("read", "--root", built.root.path, *options)[0] == 2
+    # The hint on an invalid pattern finds it literally.
+    for pattern in ("(", "-(", "it's ("):
+        built.lines("a", [f"<{pattern}>".encode()])
+        _, _, hint = refusal_of("read", "--root", root, "--grep", pattern)
+        assert output_of(*shlex.split(hint.partition(" finds it literally")[0])[1:]) == f"<{pattern}>\n".encode()
 
-
-@pytest.mark.parametrize("pattern", ["(", "-(", "it's ("])
-def test_the_hint_on_an_invalid_pattern_finds_it_literally(built: Built, pattern: str) -> None:
-    built.lines("a", [f"<{pattern}>".encode()])
-    _, _, hint = refusal_of("read", "--root", built.root.path, "--grep", pattern)
-
-    assert output_of(*shlex.split(hint.partition(" finds it literally")[0])[1:]) == f"<{pattern}>\n".encode()
-
-
-def test_exit_codes_are_those_of_grep_and_of_read(built: Built) -> None:
-    root = built.root.path
+    # Exit codes are those of grep and of read.
     assert code(root, "no such thing") == code(root, "no such thing", "-n", 1) == 1
     assert code(root, "error", "nosuchroute") == 3
-
     path = built.path(1, Kind.SEALED)
     flip_bit(path, path.stat().st_size // 10)
     damaged = wald("read", "--root", root, "--grep", "ERROR")
     assert (damaged.returncode, damaged.stdout) == (4, b"An ERROR\n")
     assert str(path).encode() in damaged.stderr
-
     built.reclaim(1)
-    partial = wald("read", "--root", root, "--grep", "ERROR")
-    assert (partial.returncode, partial.stdout) == (12, b"An ERROR\n")
-    assert b"RECLAIM has removed records 1 to 3" in partial.stderr
+    rest = wald("read", "--root", root, "--grep", "ERROR")
+    assert (rest.returncode, rest.stdout) == (12, b"An ERROR\n")
+    assert b"RECLAIM has removed records 1 to 3" in rest.stderr
     assert code(root, "ERROR", "--from", "2") == 3
     assert code(root, "ERROR", "--from", "2", "--on-missing", "skip") == 0
 

@@ -169,16 +169,16 @@ def test_a_damaged_journal_is_explained_and_others_are_listed(log: Built) -> Non
     assert "whole       yes" in output_of("inspect", path).decode()
 
 
-@pytest.mark.parametrize("name", ["show", "pending"])
-def test_a_group_without_workers_is_reported_as_such(log: Built, name: str) -> None:
-    log.log.set_cursor("a", 0, "stream")
-    at = ("--root", log.root.path)
-    code, message, hint = refusal_of("group", name, "a", "stream", *at)
-    assert (code, "is not a work group" in message, "cursor show a --group stream" in hint) == (3, True, True)
-    code, _, hint = refusal_of("group", name, "a", "none", *at)
-    assert (code, hint.endswith("group list a")) == (3, True)
-    code, _, hint = refusal_of("group", name, "none", "g", *at)
-    assert (code, "to list all routes: " in hint) == (3, True)
+def test_a_group_without_workers_is_reported_as_such(log: Built) -> None:
+    for name in ("show", "pending"):
+        log.log.set_cursor("a", 0, "stream")
+        at = ("--root", log.root.path)
+        code, message, hint = refusal_of("group", name, "a", "stream", *at)
+        assert (code, "is not a work group" in message, "cursor show a --group stream" in hint) == (3, True, True)
+        code, _, hint = refusal_of("group", name, "a", "none", *at)
+        assert (code, hint.endswith("group list a")) == (3, True)
+        code, _, hint = refusal_of("group", name, "none", "g", *at)
+        assert (code, "to list all routes: " in hint) == (3, True)
 
 
 def test_a_pinning_work_group_is_named_as_a_work_group(log: Built) -> None:

@@ -36,9 +36,9 @@ def history(built: Built, *options: str) -> tuple[int, list[str]]:
     return done.returncode, done.stdout.decode().splitlines()
 
 
-def test_each_event_has_a_line_and_each_deletion_the_reason_why_it_was_legal(built: Built) -> None:
+def test_events_are_shown_in_order_with_the_verdict_on_each_deletion(built: Built) -> None:
+    # Each event has a line and each deletion the reason why it was legal.
     code, lines = history(built)
-
     assert code == 0
     events = [line.split()[1] for line in lines[:-1]]
     assert events.count("cut") == events.count("sealed") == 3
@@ -50,8 +50,7 @@ def test_each_event_has_a_line_and_each_deletion_the_reason_why_it_was_legal(bui
     )
     assert lines[-1].endswith("lines read: the chain is intact; every deletion on record was allowed")
 
-
-def test_a_span_of_time_and_a_route_leave_out_the_rest(built: Built) -> None:
+    # A span of time and a route leave out the rest.
     _, lines = history(built, "--since", "1h", "--route", "b")
     assert {line.split()[1] for line in lines[:-1]} == {"reclaimed"}  # the sealer used an older clock
     _, lines = history(built, "--until", "yesterday")
@@ -59,16 +58,35 @@ def test_a_span_of_time_and_a_route_leave_out_the_rest(built: Built) -> None:
     _, lines = history(built, "--since", "2100-01-01T00:00:00Z")
     assert lines == ["0 lines read: the chain is intact; every deletion on record was allowed"]
 
-
-def test_a_route_that_neither_the_log_nor_a_line_knows_is_not_found(built: Built) -> None:
+    # A route that neither the log nor a line knows is not found.
     code, message, _ = refusal_of("history", "--root", built.root.path, "--route", "nosuch")
     assert code == 3
     assert "there is no route 'nosuch'" in message
     code, lines = history(built, "--route", "a", "--since", "2100-01-01T00:00:00Z")
     assert (code, len(lines)) == (0, 1)  # no line from that time
 
+    # History is the same when the ledgers are in parts.
+    _, before = history(built)
+    for name in ("segments.jsonl", "reclaim.jsonl", "archive.jsonl"):
+        ledger = Ledger(built.root.ledger / name, Unsynced(), part_bytes=100)
+        ledger.cut()
+        ledger.close()
+        assert parts_of(built.root.ledger / name)
+    _, after = history(built)
+    assert after == before
 
-def test_a_route_that_only_the_ledgers_know_has_its_history(built: Built) -> None:
+    # A crash is shown where the next start found it.
+    reports: list[dict[str, object]] = [{"epoch": 1}, {"epoch": 2, "ended": "stopped", "at_ns": 7 * 10**18}]
+    for report in reports:
+        (built.root.recovery / f"{report['epoch']:010d}.json").write_text(json.dumps(report))
+    _, lines = history(built)
+    (crash,) = (line for line in lines if " crash " in line)
+    assert crash == (
+        f"{utc(7 * 10**18)}  crash      epoch 1 was killed or crashed, or its machine went down; "
+        "found by the next start: nothing acknowledged was lost"
+    )
+
+    # A route that only the ledgers know has its history.
     shutil.rmtree(built.root.route("a"))
     code, lines = history(built, "--route", "a")
     assert code == 0
@@ -119,28 +137,3 @@ def test_a_broken_chain_is_an_error_and_what_is_before_it_is_shown(built: Built)
     assert any(f"{path}: line 1: checksum mismatch" in line for line in lines)
     assert any("allowed by the rule read" in line for line in lines)
     assert "the chain is broken" in lines[-1]
-
-
-def test_history_is_the_same_when_the_ledgers_are_in_parts(built: Built) -> None:
-    _, before = history(built)
-    for name in ("segments.jsonl", "reclaim.jsonl", "archive.jsonl"):
-        ledger = Ledger(built.root.ledger / name, Unsynced(), part_bytes=100)
-        ledger.cut()
-        ledger.close()
-        assert parts_of(built.root.ledger / name)
-    _, after = history(built)
-
-    assert after == before
-
-
-def test_a_crash_is_shown_where_the_next_start_found_it(built: Built) -> None:
-    reports: list[dict[str, object]] = [{"epoch": 1}, {"epoch": 2, "ended": "stopped", "at_ns": 7 * 10**18}]
-    for report in reports:
-        (built.root.recovery / f"{report['epoch']:010d}.json").write_text(json.dumps(report))
-    _, lines = history(built)
-
-    (crash,) = (line for line in lines if " crash " in line)
-    assert crash == (
-        f"{utc(7 * 10**18)}  crash      epoch 1 was killed or crashed, or its machine went down; "
-        "found by the next start: nothing acknowledged was lost"
-    )

@@ -28,13 +28,12 @@ def samples(built: Built, *options: str) -> dict[tuple[str, ...], float]:
     return samples_of(output_of("metrics", *options, "--root", built.root.path).decode())
 
 
-def test_every_group_has_what_explain_says_of_it(built: Built) -> None:
-    """The samples are its lag in records and seconds, the bytes it pins, and the time of its oldest unread record."""
+def test_samples_follow_groups_segments_and_ledgers(built: Built) -> None:
+    # Every group has what explain says of it.
     built.log.set_cursor("a", 5)
     explained = output_of("explain", "--json", "--root", built.root.path).splitlines()
     groups = [line for line in map(json.loads, explained) if line["kind"] == "group"]
     found = samples(built)
-
     assert len(groups) == 2
     for group in groups:
         name = group["route"], group["group"]
@@ -44,6 +43,27 @@ def test_every_group_has_what_explain_says_of_it(built: Built) -> None:
         assert found["wald_group_cursor_unusable", *name] == 0
         waits = found["wald_measured_timestamp_seconds",] - found["wald_group_oldest_unread_timestamp_seconds", *name]
         assert waits == pytest.approx(found["wald_group_lag_seconds", *name], abs=0.01)
+
+    # Segments are counted by what keeps them.
+    built.log.set_cursor("a", 12)
+    built.log.set_cursor("b", 6)
+    found = samples(built)
+    states = {name[1]: value for name, value in found.items() if name[0] == "wald_segments"}
+    assert states == {"released": 0, "free": 1, "pinned": 1, "unreadable": 0, "waiting": 0, "active": 1}
+    assert found["wald_segment_bytes", "free"] == built.path(1, Kind.SEALED).stat().st_size
+
+    # A group that has read everything has no oldest record.
+    assert found["wald_group_lag_seconds", "a", "processed"] == 0
+    assert ("wald_group_oldest_unread_timestamp_seconds", "a", "processed") not in found
+    assert ("wald_group_oldest_unread_timestamp_seconds", "b", "processed") in found
+
+    # What ran when is read off the ledgers: A program that has not run yet has no timestamp.
+    built.log.set_cursor("b", 12)
+    before = samples(built)
+    assert before["wald_last_seal_timestamp_seconds",] > 0
+    assert ("wald_last_reclaim_timestamp_seconds",) not in before
+    built.reclaim(1)
+    assert samples(built)["wald_last_reclaim_timestamp_seconds",] > 0
 
 
 def test_the_cost_is_linear_in_the_groups(built: Built) -> None:
@@ -58,58 +78,33 @@ def test_the_cost_is_linear_in_the_groups(built: Built) -> None:
     assert cost(40) < 3 * cost(20)
 
 
-def test_segments_are_counted_by_what_keeps_them(built: Built) -> None:
-    built.log.set_cursor("a", 12)
-    built.log.set_cursor("b", 6)
-    found = samples(built)
-
-    states = {name[1]: value for name, value in found.items() if name[0] == "wald_segments"}
-    assert states == {"released": 0, "free": 1, "pinned": 1, "unreadable": 0, "waiting": 0, "active": 1}
-    assert found["wald_segment_bytes", "free"] == built.path(1, Kind.SEALED).stat().st_size
-
-
-def test_a_group_that_has_read_everything_has_no_oldest_record(built: Built) -> None:
-    built.log.set_cursor("a", 12)
-    found = samples(built)
-
-    assert found["wald_group_lag_seconds", "a", "processed"] == 0
-    assert ("wald_group_oldest_unread_timestamp_seconds", "a", "processed") not in found
-    assert ("wald_group_oldest_unread_timestamp_seconds", "b", "processed") in found
-
-
-def test_a_cursor_that_cannot_be_trusted_is_shown(built: Built) -> None:
+def test_what_others_leave_is_counted_and_forges_nothing(built: Built) -> None:
+    # A cursor that cannot be trusted is shown.
     built.root.cursor("a", "lost").write_text("not a number\n")
     other = CursorLines(3, bytes(16), 1, "other", "2026-11-22T00:00:00Z")
     built.root.cursor("b", "other").write_bytes(encode_cursor(other))
     built.root.cursor("b", "linked").write_text("3\n")
     os.link(built.root.cursor("b", "linked"), built.root.path / "another name")
     found = samples(built)
-
     assert found["wald_group_cursor_unusable", "a", "lost"] == 1
     assert found["wald_group_cursor_unusable", "b", "linked"] == 1
     assert found["wald_group_cursor_unusable", "b", "other"] == 1
 
-
-def test_the_name_of_a_file_cannot_forge_a_sample(built: Built) -> None:
-    """A file with the suffix of a cursor counts as one, whatever the rest of its name."""
+    # The name of a file cannot forge a sample.
     name = 'x"} 1\nwald_forged 1\n#\udcff'
     (built.root.cursor_directory("a") / f"{name}.cursor").touch()
     found = samples(built)
-
     assert not [key for key in found if "forged" in key[0]]
     assert found["wald_group_cursor_unusable", "a", name.replace("\udcff", "\\udcff")] == 1
 
-
-def test_what_ran_when_is_read_off_the_ledgers(built: Built) -> None:
-    """A program that has not run yet has no timestamp."""
-    built.log.set_cursor("a", 12)
-    built.log.set_cursor("b", 12)
-    before = samples(built)
-    assert before["wald_last_seal_timestamp_seconds",] > 0
-    assert ("wald_last_reclaim_timestamp_seconds",) not in before
-    built.reclaim(1)
-
-    assert samples(built)["wald_last_reclaim_timestamp_seconds",] > 0
+    # Room and quarantine are counted and a retired route is left out.
+    (built.root.quarantine / "tail").write_bytes(bytes(100))
+    retire_route(built.root, built.disk, "b", now="2026-11-22T00:00:00Z")
+    found = samples(built)
+    assert (found["wald_quarantine_files",], found["wald_quarantine_bytes",]) == (1, 100)
+    assert {name[1] for name in found if name[0] == "wald_group_lag_records"} == {"a"}
+    assert found["wald_until_full_bytes",] > 0
+    assert samples(built, "--needed-bytes", "1024TiB")["wald_until_full_bytes",] == 0
 
 
 def test_a_verification_leaves_a_trace_where_it_is_asked_to(built: Built) -> None:
@@ -128,17 +123,6 @@ def test_a_verification_leaves_a_trace_where_it_is_asked_to(built: Built) -> Non
     assert bad["wald_last_verify_errors",] > 0
     assert bad["wald_last_verify_timestamp_seconds",] == good["wald_last_verify_timestamp_seconds",]
     assert bad["wald_damaged_segments",] == 1
-
-
-def test_room_and_quarantine_are_counted_and_a_retired_route_is_left_out(built: Built) -> None:
-    (built.root.quarantine / "tail").write_bytes(bytes(100))
-    retire_route(built.root, built.disk, "b", now="2026-11-22T00:00:00Z")
-    found = samples(built)
-
-    assert (found["wald_quarantine_files",], found["wald_quarantine_bytes",]) == (1, 100)
-    assert {name[1] for name in found if name[0] == "wald_group_lag_records"} == {"a"}
-    assert found["wald_until_full_bytes",] > 0
-    assert samples(built, "--needed-bytes", "1024TiB")["wald_until_full_bytes",] == 0
 
 
 def test_without_a_log_it_is_an_error(tmp_path: Path) -> None:

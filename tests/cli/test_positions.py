@@ -22,11 +22,23 @@ def reported(*arguments: object) -> Any:
     return json.loads(output_of(*arguments, "--json"))
 
 
-def test_head_is_the_last_durable_record(daemon: Daemon, root: Path) -> None:
+def test_head_and_where_follow_appends_and_cuts(daemon: Daemon, root: Path) -> None:
+    # Head is the last durable record.
     output_of("append", "a", "--root", root, stdin=b"one\ntwo\n")
-
     assert output_of("head", "--root", root).startswith(b"seq=2 segment=1 position=")
     assert reported("head", "--root", root)["sequence"] == 2
+
+    # Cut begins a segment and an empty one is not cut.
+    assert output_of("cut", "--root", root) == b"cut: the active segment begins with record 3\n"
+    assert output_of("cut", "--root", root) == b"nothing to cut: the active segment begins with record 3\n"
+
+    # Where has an answer for every number.
+    eventually(lambda: list((root / "segments").glob("*.wal.zst")))
+    output_of("append", "a", "--root", root, stdin=b"three\n")
+    answers = [wald("where", sequence, "--root", root, "--json") for sequence in (1, 3, 4)]
+    assert [json.loads(answer.stdout)["state"] for answer in answers] == ["sealed", "active", "never-issued"]
+    assert [answer.returncode for answer in answers] == [0, 0, NotFound.exit_code]
+    assert output_of("where", 1, "--root", root).startswith(b"1: sealed: ")
 
 
 @pytest.mark.parametrize("sealed", [True, False])
@@ -56,18 +68,6 @@ def test_a_log_without_records_has_had_nothing_durable(tmp_path: Path) -> None:
     code, message, _ = refusal_of("head", "--root", built.root.path)
 
     assert (code, message) == (NotFound.exit_code, f"{built.root.head}: no record is durable yet")
-
-
-def test_where_has_an_answer_for_every_number(daemon: Daemon, root: Path) -> None:
-    output_of("append", "a", "--root", root, stdin=b"one\n")
-    output_of("cut", "--root", root)
-    eventually(lambda: list((root / "segments").glob("*.wal.zst")))
-    output_of("append", "a", "--root", root, stdin=b"two\n")
-    answers = [wald("where", sequence, "--root", root, "--json") for sequence in (1, 2, 3)]
-
-    assert [json.loads(answer.stdout)["state"] for answer in answers] == ["sealed", "active", "never-issued"]
-    assert [answer.returncode for answer in answers] == [0, 0, NotFound.exit_code]
-    assert output_of("where", 1, "--root", root).startswith(b"1: sealed: ")
 
 
 def test_routes_show_cursors_and_lag(daemon: Daemon, root: Path) -> None:
@@ -111,15 +111,12 @@ def test_a_route_is_added_and_retired_with_and_without_a_daemon(daemon: Daemon, 
     assert not (root / "routes/b/retired").exists()
 
 
-@pytest.mark.parametrize("line", [["set", "a", 0, "--rewind"], ["remove", "a", "--group", "processed"]])
-def test_a_directory_is_not_a_cursor(daemon: Daemon, root: Path, line: list[object]) -> None:
-    output_of("route", "add", "a", "--root", root)
+def test_a_directory_is_not_a_cursor(daemon: Daemon, root: Path) -> None:
     path = root / "routes/a/cursors/processed.cursor"
     path.mkdir()
-
-    code, message, hint = refusal_of("cursor", *line, "--root", root)
-    assert (code, message) == (Refused.exit_code, f"{path}: is a directory, not a cursor")
-    assert hint == f"ls -lR {path}; as root: rm -r {path}"
+    refusal = (Refused.exit_code, f"{path}: is a directory, not a cursor", f"ls -lR {path}; as root: rm -r {path}")
+    for line in (("set", "a", 0, "--rewind"), ("remove", "a", "--group", "processed")):
+        assert refusal_of("cursor", *line, "--root", root) == refusal
 
 
 def test_a_new_group_is_reported_of(daemon: Daemon, root: Path) -> None:
@@ -189,13 +186,6 @@ def test_the_last_record_is_not_known_where_the_newest_segment_is_damaged(daemon
     assert lasts() == [None, 11]
 
 
-def test_cut_begins_a_segment_and_an_empty_one_is_not_cut(daemon: Daemon, root: Path) -> None:
-    output_of("append", "a", "--root", root, stdin=b"1\n2\n")
-
-    assert output_of("cut", "--root", root) == b"cut: the active segment begins with record 3\n"
-    assert output_of("cut", "--root", root) == b"nothing to cut: the active segment begins with record 3\n"
-
-
 GONE, DAMAGED = 12, 4
 
 
@@ -228,27 +218,6 @@ def reclaim_first(built: Built) -> None:
     assert not built.path(1, Kind.SEALED).exists()
 
 
-def test_all_here_with_the_exact_number(built: Built) -> None:
-    code, found = asked(built, 0, 7, "--route", "a")
-    assert (code, found["complete"], found["records"], found["first"], found["last"]) == (0, True, 40, 1, 60)
-    code, found = asked(built, 1.5, 3.5, "--route", "a")
-    assert (code, found["records"], found["first"], found["last"]) == (0, 10, 21, 30)
-    assert asked(built, 0, 7)[1]["records"] == 60
-    code, found = asked(built, 100, 200, "--route", "a")  # nothing came then
-    assert (code, found["complete"], found["records"], found["first"]) == (0, True, 0, None)
-
-
-def test_what_was_reclaimed_is_named_and_no_bundle_has_it(built: Built) -> None:
-    reclaim_first(built)
-    code, found = asked(built, 0, 7, "--route", "a")
-    (missing,) = found["missing"]
-
-    assert (code, found["complete"], found["records"]) == (GONE, False, 20)
-    assert (missing["records"], missing["exact"]) == (20, True)
-    assert (missing["archived"], missing["archive"]) == (False, None)
-    assert asked(built, 3.5, 7, "--route", "a")[0] == 0, "the later time is all here"
-
-
 def test_what_was_reclaimed_and_is_in_a_bundle_is_found_there(built: Built, tmp_path: Path) -> None:
     archive(built, tmp_path / "bags", "a")
     reclaim_first(built)
@@ -269,27 +238,46 @@ def test_damage_in_the_time_is_reported_and_counts(built: Built) -> None:
     assert found["damage"]
 
 
-def test_a_time_to_come_is_answered_by_the_same_question_about_the_day_before(built: Built) -> None:
+WRONG_QUESTIONS = [
+    (("5", "--since", "1h"), "where takes a SEQUENCE, or --since"),
+    (("--since", "2100-01-01T00:00:00Z"), "that time has not come yet"),
+    (("--since", "1h", "--until", "2h"), "is not before --until"),
+    (("--since", "1h", "--until", "1h"), "is not before --until"),
+]
+
+
+def test_a_span_of_time_is_answered_by_records_that_are_here_or_were_reclaimed(built: Built) -> None:
+    root = built.root.path
+    # A time to come is answered by the same question about the day before.
     since, until = datetime.now(UTC) + timedelta(hours=1), datetime.now(UTC) + timedelta(hours=2)
-    words = ("--route", "a", "--since", since.isoformat(), "--until", until.isoformat())
-    code, _, hint = refusal_of("where", *words, "--root", built.root.path)
+    span = ("--route", "a", "--since", since.isoformat(), "--until", until.isoformat())
+    code, _, hint = refusal_of("where", *span, "--root", root)
     assert code == 2
     typed, _, _ = hint.partition(" asks about")
     before = [(each - timedelta(days=1)).strftime("%Y-%m-%dT%H:%M:%S.%fZ") for each in (since, until)]
     assert typed.endswith(f" where --route a --since {before[0]} --until {before[1]}")
     assert wald(*typed.split()[1:]).returncode in (0, 12)
 
+    # A question without a time in it is refused.
+    for words, reason in WRONG_QUESTIONS:
+        code, message, _ = refusal_of("where", *words, "--root", root)
+        assert code == 2
+        assert reason in message
 
-@pytest.mark.parametrize(
-    ("words", "reason"),
-    [
-        (["5", "--since", "1h"], "where takes a SEQUENCE, or --since"),
-        (["--since", "2100-01-01T00:00:00Z"], "that time has not come yet"),
-        (["--since", "1h", "--until", "2h"], "is not before --until"),
-        (["--since", "1h", "--until", "1h"], "is not before --until"),
-    ],
-)
-def test_a_question_without_a_time_in_it_is_refused(built: Built, words: list[str], reason: str) -> None:
-    code, message, _ = refusal_of("where", *words, "--root", built.root.path)
-    assert code == 2
-    assert reason in message
+    # All here with the exact number.
+    code, found = asked(built, 0, 7, "--route", "a")
+    assert (code, found["complete"], found["records"], found["first"], found["last"]) == (0, True, 40, 1, 60)
+    code, found = asked(built, 1.5, 3.5, "--route", "a")
+    assert (code, found["records"], found["first"], found["last"]) == (0, 10, 21, 30)
+    assert asked(built, 0, 7)[1]["records"] == 60
+    code, found = asked(built, 100, 200, "--route", "a")  # nothing came then
+    assert (code, found["complete"], found["records"], found["first"]) == (0, True, 0, None)
+
+    # What was reclaimed is named and no bundle has it.
+    reclaim_first(built)
+    code, found = asked(built, 0, 7, "--route", "a")
+    (missing,) = found["missing"]
+    assert (code, found["complete"], found["records"]) == (GONE, False, 20)
+    assert (missing["records"], missing["exact"]) == (20, True)
+    assert (missing["archived"], missing["archive"]) == (False, None)
+    assert asked(built, 3.5, 7, "--route", "a")[0] == 0, "the later time is all here"

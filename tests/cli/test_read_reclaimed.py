@@ -95,7 +95,8 @@ def test_what_is_missing_is_reported_where_no_place_was_named(
     assert [words for words, line in zip(reported, lines, strict=False) if words not in line] == []
 
 
-def test_an_end_before_the_start_is_refused_where_one_is_a_time(shared: Built) -> None:
+def test_hints_and_refusals_of_a_range(shared: Built) -> None:
+    # An end before the start is refused where one is a time.
     for options in (["--from", 9, "--to", moment(0)], ["--from", moment(3.5), "--to", 9]):
         code, message, _ = refusal_of("read", "a", *options, "--root", shared.root.path)
         assert (code, "the end is before the start" in message) == (2, True)
@@ -103,16 +104,16 @@ def test_an_end_before_the_start_is_refused_where_one_is_a_time(shared: Built) -
     gone = refusal_of("read", "a", "--from", moment(0), "--to", 8, "--root", shared.root.path)
     assert gone[0] == 3, "what was reclaimed may be of that time"
 
-
-def test_the_hint_keeps_the_other_options(shared: Built) -> None:
-    options = ("--to", 15, "--limit", 2, "--format", "json")
-    hint = refusal_of("read", "a", "--from", 1, *options, "--root", shared.root.path)[2]
+    # The hint keeps the other options.
+    others = ("--to", 15, "--limit", 2, "--format", "json")
+    hint = refusal_of("read", "a", "--from", 1, *others, "--root", shared.root.path)[2]
     typed = hint.partition("to read the rest: ")[2].split()
     assert typed[0] == "wald"
-    assert output_of(*typed[1:]) == output_of("read", "a", "--from", 9, *options, "--root", shared.root.path)
+    assert output_of(*typed[1:]) == output_of("read", "a", "--from", 9, *others, "--root", shared.root.path)
 
 
-def test_the_hint_keeps_the_group_whose_cursor_is_to_move(tmp_path: Path) -> None:
+def test_cursors_archives_and_ledgers_decide_what_a_reader_is_told(tmp_path: Path) -> None:
+    # The hint keeps the group whose cursor is to move.
     built = fill(tmp_path)
     root = built.root.path
     done = wald("read", "a", "--group", "fresh", "--commit", "--limit", 1, "--root", root)
@@ -121,11 +122,7 @@ def test_the_hint_keeps_the_group_whose_cursor_is_to_move(tmp_path: Path) -> Non
     cursors = {group: built.log.cursor("a", group).sequence for group in ("fresh", "processed")}
     assert cursors == {"fresh": 9, "processed": 8}
 
-
-def test_a_cursor_among_reclaimed_records_is_an_error_and_stays_where_it_is(tmp_path: Path) -> None:
-    """The records were deleted unread (--unread expire), or the cursor was moved back."""
-    built = fill(tmp_path)
-    root = built.root.path
+    # A cursor among reclaimed records is an error and stays where it is.
     assert wald("cursor", "set", "a", 4, "--rewind", "--root", root).returncode == 0
     for options in (["--commit"], ["--from", "cursor"], ["--group", "processed"]):
         code, message, hint = refusal_of("read", "a", *options, "--root", root)
@@ -136,26 +133,22 @@ def test_a_cursor_among_reclaimed_records_is_an_error_and_stays_where_it_is(tmp_
     assert (done.returncode, done.stdout) == (0, THERE)
     assert output_of("cursor", "get", "a", "--root", root) == b"19\n"
 
-
-def test_an_archive_that_has_them_is_in_the_hint(tmp_path: Path) -> None:
-    built = fill(tmp_path)
+    # An archive that has them is in the hint.
     ledger = Ledger(built.root.ledger / "archive.jsonl", built.disk)
     reported = {"event": "archived", "group": "archive", "bag": "x", "bundle": "y", "after": 0}
     ledger.append(reported | {"route": "b", "dest": "/elsewhere", "first": 2, "last": 8})
     ledger.append(reported | {"route": "a", "dest": "/cold store", "first": 1, "last": 7})
     ledger.close()
-    hint = refusal_of("read", "a", "--from", 3, "--format", "json", "--root", built.root.path)[2]
+    hint = refusal_of("read", "a", "--from", 3, "--format", "json", "--root", root)[2]
     assert hint.startswith(
         "to restore them: wald-archive restore '/cold store' a --from 3 --to 7 --format json; to read the rest: wald "
     )
-    hint = refusal_of("read", "a", "--from", 3, "--to", 6, "--root", built.root.path)[2]
+    hint = refusal_of("read", "a", "--from", 3, "--to", 6, "--root", root)[2]
     assert hint == "to restore them: wald-archive restore '/cold store' a --from 3 --to 6"
 
-
-def test_a_front_that_no_ledger_explains_is_damage(tmp_path: Path) -> None:
-    built = fill(tmp_path)
+    # A front that no ledger explains is damage.
     (built.root.ledger / "reclaim.jsonl").unlink()
-    done = wald("read", "a", "--root", built.root.path)
+    done = wald("read", "a", "--root", root)
     assert (done.returncode, done.stdout) == (4, THERE)
     assert b"records 1 to 8 are missing, and no ledger explains why" in done.stderr
     assert b"verify" in done.stderr

@@ -61,103 +61,103 @@ def stopped(stopped_root: Path) -> Iterator[Path]:
     assert snapshot(stopped_root) == before
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [("append", "a"), ("read",), ("head",), ("route", "add", "b"), ("cursor", "set", "a", 1), ("verify",)],
-    ids=str,
-)
-def test_no_such_root(tmp_path: Path, arguments: tuple[object, ...]) -> None:
-    """Only `wald run` creates a root; every other command names the directory that has none."""
-    for path in (tmp_path / "absent", tmp_path):
-        code, message, hint = refusal_of(*arguments, "--root", path, stdin=b"x\n")
-        assert (code, message, hint) == (
-            NotFound.exit_code,
-            f"{path}: there is no log here",
-            f"to create a log: wald --root {path} run",
-        )
-    assert list(tmp_path.iterdir()) == []
+def test_no_such_root(tmp_path: Path) -> None:
+    # Only `wald run` creates a root; every other command names the directory that has none.
+    for arguments in (
+        ("append", "a"),
+        ("read",),
+        ("head",),
+        ("route", "add", "b"),
+        ("cursor", "set", "a", 1),
+        ("verify",),
+    ):
+        for path in (tmp_path / "absent", tmp_path):
+            code, message, hint = refusal_of(*arguments, "--root", path, stdin=b"x\n")
+            assert (code, message, hint) == (
+                NotFound.exit_code,
+                f"{path}: there is no log here",
+                f"to create a log: wald --root {path} run",
+            )
+        assert list(tmp_path.iterdir()) == []
 
-
-def test_a_directory_of_something_else_is_not_to_be_made_a_log(tmp_path: Path) -> None:
-    """The hint must work when typed, and `wald run` would refuse the directory."""
+    # The hint for a directory of something else must work when typed, and `wald run` would refuse it.
     (tmp_path / "passwd").touch()
     code, message, hint = refusal_of("head", "--root", tmp_path)
-
     assert (code, message) == (NotFound.exit_code, f"{tmp_path}: there is no log here")
     assert "wald run" not in hint
     assert hint.endswith(f"find {tmp_path} -name log.json")
 
-
-@pytest.mark.parametrize("arguments", [("run",), ("append", "a"), ("read",), ("cut",), ("verify",)], ids=str)
-def test_root_of_a_newer_format(stopped: Path, arguments: tuple[object, ...]) -> None:
-    path = stopped / "log.json"
-    reported = path.read_bytes()
-    path.write_text(json.dumps(json.loads(reported) | {"format": 99}))
-    try:
-        code, message, _ = refusal_of(*arguments, "--root", stopped)
-    finally:
-        path.write_bytes(reported)
-
-    assert code == UnsupportedFormat.exit_code
-    assert message.startswith(f"{path}: format 99 is newer")
+    # Run on a directory of something else.
+    for path in (tmp_path, tmp_path / "passwd"):
+        code, message, hint = refusal_of("run", "--root", path)
+        assert code == InvalidInput.exit_code
+        assert message.startswith(f"{path}: ")
+        assert " not a" in message
+    assert [path.name for path in tmp_path.iterdir()] == ["passwd"]
 
 
-def test_second_daemon_says_who_holds_the_root(served: Path, served_root: Daemon) -> None:
+def test_root_of_a_newer_format(stopped: Path) -> None:
+    for arguments in (("run",), ("append", "a"), ("read",), ("cut",), ("verify",)):
+        path = stopped / "log.json"
+        reported = path.read_bytes()
+        path.write_text(json.dumps(json.loads(reported) | {"format": 99}))
+        try:
+            code, message, _ = refusal_of(*arguments, "--root", stopped)
+        finally:
+            path.write_bytes(reported)
+        assert code == UnsupportedFormat.exit_code
+        assert message.startswith(f"{path}: format 99 is newer")
+
+
+def test_what_a_running_daemon_has_or_lacks_is_named(served: Path, served_root: Daemon, tmp_path: Path) -> None:
+    # Second daemon says who holds the root.
     code, message, hint = refusal_of("run", "--root", served)
-
     assert code == Locked.exit_code
     assert str(served / "lock") in message
     assert f"pid {served_root.process.pid} " in message
     assert hint
 
-
-def test_run_on_a_directory_of_something_else(tmp_path: Path) -> None:
-    (tmp_path / "letter.txt").write_text("not a log")
-    for path in (tmp_path, tmp_path / "letter.txt"):
-        code, message, _ = refusal_of("run", "--root", path)
-        assert code == InvalidInput.exit_code
-        assert message.startswith(f"{path}: ")
-        assert " not a" in message
-    assert [path.name for path in tmp_path.iterdir()] == ["letter.txt"]
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
+    # Unknown route.
+    for arguments in (
         ("append", "b"),
         ("read", "b"),
         ("read", "b", "--commit"),
-        ("route", "retire", "b"),
-        ("cursor", "get", "b"),
+        *((*words, "b") for words in (("route", "retire"), ("cursor", "get"))),
         ("cursor", "set", "b", 1),
-    ],
-    ids=str,
-)
-def test_unknown_route(served: Path, arguments: tuple[object, ...]) -> None:
-    code, message, hint = refusal_of(*arguments, "--root", served, stdin=b"x\n")
+    ):
+        code, message, hint = refusal_of(*arguments, "--root", served, stdin=b"x\n")
+        assert (code, message) == (NotFound.exit_code, f"{served / 'routes'}: there is no route 'b'")
+        assert f"wald --root {served} route add b" in hint
 
-    assert (code, message) == (NotFound.exit_code, f"{served / 'routes'}: there is no route 'b'")
-    assert f"wald --root {served} route add b" in hint
+    # Damaged cursor: A damaged cursor is not shown as a number, read from, or replaced without --rewind.
+    path = served / "routes/a/cursors/processed.cursor"
+    reported = path.read_bytes()
+    path.write_bytes(b"nonsense\n")
+    try:
+        for words in (("cursor", "get", "a"), ("read", "a", "--from", "cursor"), ("cursor", "set", "a", 6)):
+            code, message, hint = refusal_of(*words, "--root", served)
+            assert code in (4, 9)
+            assert message.startswith(f"{path}: offset 0: ")
+            assert "--rewind" in hint
+    finally:
+        path.write_bytes(reported)
+
+    # File to append is absent: the missing file is detected before any other file is sent.
+    present = tmp_path / "present"
+    present.write_bytes(b"x\n")
+    for absent in (tmp_path / "absent", tmp_path):
+        code, message, _ = refusal_of("append", "a", present, absent, "--root", served)
+        assert code == InvalidInput.exit_code
+        assert message.startswith(f"{absent}: ")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "names"),
-    [
-        (("append",), ["../x", "", LONG, "a/b", ".hidden", "a b", "grün", "a\n"]),
-        (("read",), ["../x", ""]),
-        (("route", "add"), ["../x", "", LONG]),
-        (("route", "retire"), ["../x", ""]),
-        (("cursor", "get"), ["../x", ""]),
-        (("cursor", "set", "--rewind"), ["../x", ""]),
-        (("run", "--stdin"), ["../x", ""]),
-    ],
-    ids=str,
-)
-def test_illegal_route_name(stopped: Path, arguments: tuple[object, ...], names: list[str]) -> None:
-    for name in names:
-        more = [1] if "set" in arguments else []
-        code, message, hint = refusal_of("--root", stopped, *arguments, name, *more, stdin=b"x\n")
-
+def test_illegal_route_name(stopped: Path) -> None:
+    commands = (("read",), ("route", "retire"), ("cursor", "get"), ("cursor", "set", "--rewind"), ("run", "--stdin"))
+    tried = [(line, name) for line in (*commands, ("append",), ("route", "add")) for name in ("../x", "")]
+    tried += [(("append",), name) for name in (LONG, "a/b", ".hidden", "a b", "grün", "a\n")]
+    for line, name in (*tried, (("route", "add"), LONG)):
+        more = [1] if "set" in line else []
+        code, message, hint = refusal_of("--root", stopped, *line, name, *more, stdin=b"x\n")
         assert (code, message.startswith("illegal route name '")) == (InvalidInput.exit_code, True), message
         assert "letter or digit" in hint
 
@@ -182,14 +182,11 @@ REFUSED_WITHOUT_A_DAEMON = [
 ]
 
 
-@pytest.mark.parametrize(("arguments", "error", "reported", "advice"), REFUSED_WITHOUT_A_DAEMON, ids=str)
-def test_a_request_that_cannot_be_met_is_refused(
-    stopped: Path, arguments: tuple[object, ...], error: type[WaldError], reported: str, advice: str
-) -> None:
-    code, message, hint = refusal_of(*arguments, "--root", stopped, stdin=b"x\n")
-
-    assert (code, message.startswith(reported.format(root=stopped))) == (error.exit_code, True), message
-    assert advice.format(root=stopped) in hint
+def test_a_request_that_cannot_be_met_is_refused(stopped: Path) -> None:
+    for arguments, error, reported, advice in REFUSED_WITHOUT_A_DAEMON:
+        code, message, hint = refusal_of(*arguments, "--root", stopped, stdin=b"x\n")
+        assert (code, message.startswith(reported.format(root=stopped))) == (error.exit_code, True), message
+        assert advice.format(root=stopped) in hint
 
 
 def test_an_invalid_position(stopped: Path) -> None:
@@ -201,22 +198,8 @@ def test_an_invalid_position(stopped: Path) -> None:
         assert refusal_of("cursor", "set", "--root", stopped, "--", "a", sequence)[0] == InvalidInput.exit_code
 
 
-def test_damaged_cursor(served: Path) -> None:
-    """A damaged cursor is not shown as a number, read from, or replaced without --rewind."""
-    path = served / "routes/a/cursors/processed.cursor"
-    reported = path.read_bytes()
-    path.write_bytes(b"nonsense\n")
-    try:
-        for arguments in (("cursor", "get", "a"), ("read", "a", "--from", "cursor"), ("cursor", "set", "a", 6)):
-            code, message, hint = refusal_of(*arguments, "--root", served)
-            assert code in (4, 9)
-            assert message.startswith(f"{path}: offset 0: ")
-            assert "--rewind" in hint
-    finally:
-        path.write_bytes(reported)
-
-
-def test_an_unreadable_config(stopped: Path, tmp_path: Path) -> None:
+def test_settings_that_cannot_be_read_are_refused(stopped: Path, tmp_path: Path) -> None:
+    # An unreadable config.
     path = tmp_path / "wald.toml"
     for text, words in (
         ("segment_max_byte = 1", ":1: there is no setting"),
@@ -227,13 +210,17 @@ def test_an_unreadable_config(stopped: Path, tmp_path: Path) -> None:
         code, message, _ = refusal_of("run", "--root", stopped, "--config", path)
         assert (code, message.startswith(f"{path}{words}")) == (InvalidInput.exit_code, True), message
 
-
-def test_absent_config(stopped: Path, tmp_path: Path) -> None:
-    code, message, _ = refusal_of("run", "--root", stopped, "--config", tmp_path / "absent.toml")
-
-    assert (code, message) == (InvalidInput.exit_code, f"{tmp_path / 'absent.toml'}: No such file or directory")
-    refusal_of("run", "--root", tmp_path / "log", "--config", tmp_path / "absent.toml")
+    # Absent config.
+    path.unlink()
+    absent = tmp_path / "absent.toml"
+    code, message, _ = refusal_of("run", "--root", stopped, "--config", absent)
+    assert (code, message) == (InvalidInput.exit_code, f"{absent}: No such file or directory")
+    refusal_of("run", "--root", tmp_path / "log", "--config", absent)
     assert list(tmp_path.iterdir()) == []
+
+    # A directory named in the command is wrong input.
+    code, message, hint = refusal_of("--root", tmp_path / "log", "run", "--config", tmp_path)
+    assert (code, bool(hint)) == (InvalidInput.exit_code, True), message
 
 
 def test_socket_left_behind_by_a_killed_daemon(daemon: Daemon, root: Path) -> None:
@@ -244,45 +231,20 @@ def test_socket_left_behind_by_a_killed_daemon(daemon: Daemon, root: Path) -> No
     assert (code, message) == (Unavailable.exit_code, f"{root / 'wald.sock'}: no daemon answers (Connection refused)")
 
 
-def test_file_to_append_is_absent(served: Path, tmp_path: Path) -> None:
-    """The missing file is detected before any other file is sent."""
-    present = tmp_path / "present"
-    present.write_bytes(b"x\n")
-    for absent in (tmp_path / "absent", tmp_path):
-        code, message, _ = refusal_of("append", "a", present, absent, "--root", served)
-        assert code == InvalidInput.exit_code
-        assert message.startswith(f"{absent}: ")
+WRONG_USAGE = [
+    *(("append", "a", *more) for more in (("--jsonl", "--key-separator", "="), ("--key-separator", ""))),
+    *(("append",), ("append", "a", "--retry-for", "soon")),
+    *(("read", "a", *more) for more in (("--limit", "-1"), ("--limit", "x"), ("--format", "xml"), ("b",))),
+    *(("read", "--commit"), ("read", "a", "--from", "5", "--to", "4")),
+    ("read", "a", "--from", "2026-11-21T10:00:00Z", "--to", "2026-11-21T10:00:00+01:00"),
+    *(("cursor", "remove", "a"), ("where",), ("where", "x"), ("where", "0"), ("nonsense",), ("head", "--nonsense")),
+    *(("route", "add", "b", *more) for more in (("--mode", "0620"), ("--fifo", "--mode", "999"))),
+]
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("append", "a", "--jsonl", "--key-separator", "="),
-        ("append", "a", "--key-separator", ""),
-        ("append", "a", "--retry-for", "soon"),
-        ("append",),
-        ("read", "a", "--limit", "-1"),
-        ("read", "a", "--limit", "x"),
-        ("read", "--commit"),
-        ("read", "a", "--format", "xml"),
-        ("read", "a", "b"),
-        ("read", "a", "--from", "5", "--to", "4"),
-        ("read", "a", "--from", "2026-11-21T10:00:00Z", "--to", "2026-11-21T10:00:00+01:00"),
-        ("cursor", "remove", "a"),
-        ("where",),
-        ("where", "x"),
-        ("where", "0"),
-        ("route", "add", "b", "--mode", "0620"),
-        ("route", "add", "b", "--fifo", "--mode", "999"),
-        ("nonsense",),
-        ("head", "--nonsense"),
-    ],
-    ids=str,
-)
-def test_wrong_usage(served: Path, arguments: tuple[object, ...]) -> None:
-    code, _, _ = refusal_of("--root", served, *arguments, stdin=b"x\n")
-
-    assert code == InvalidInput.exit_code
+def test_wrong_usage(served: Path) -> None:
+    for arguments in WRONG_USAGE:
+        assert refusal_of("--root", served, *arguments, stdin=b"x\n")[0] == InvalidInput.exit_code, arguments
 
 
 def test_an_offset_from_utc_of_a_day_or_more_is_refused(tmp_path: Path) -> None:
@@ -337,8 +299,3 @@ def test_a_file_in_the_place_of_a_directory_is_named_with_what_to_type(stopped: 
     done = wald("run", "--root", root)
     assert done.returncode == Damaged.exit_code, done.stderr
     assert f"ls -ld {root / 'ledger'}" in done.stderr.decode()
-
-
-def test_a_directory_named_in_the_command_is_wrong_input(tmp_path: Path) -> None:
-    code, message, hint = refusal_of("--root", tmp_path / "log", "run", "--config", tmp_path)
-    assert (code, bool(hint)) == (InvalidInput.exit_code, True), message

@@ -30,7 +30,8 @@ def damaged(log: Path) -> Path:
     return log
 
 
-def test_a_dry_run_says_what_would_be_done_and_changes_nothing(damaged: Path) -> None:
+def test_a_repair_says_what_it_would_do_refuses_a_loss_and_leaves_a_log_that_verifies(damaged: Path) -> None:
+    # A dry run says what would be done and changes nothing.
     before = snapshot(damaged)
     done = wald("repair", "--dry-run", "--root", damaged)
     assert done.returncode == Refused.exit_code
@@ -40,15 +41,13 @@ def test_a_dry_run_says_what_would_be_done_and_changes_nothing(damaged: Path) ->
     assert done.returncode == Damaged.exit_code
     assert snapshot(damaged) == before
 
-
-def test_without_accept_loss_nothing_is_given_up(damaged: Path) -> None:
+    # Without accept loss nothing is given up.
     done = wald("repair", "--root", damaged)
     assert done.returncode == Refused.exit_code
     assert b"repair --accept-loss gives them up" in done.stdout
     assert (damaged / "segments/00000000000000000001.wal.zst").exists()
 
-
-def test_afterwards_the_log_verifies_with_the_loss_on_record(damaged: Path) -> None:
+    # Afterwards the log verifies with the loss on record.
     found = json.loads(output_of("repair", "--accept-loss", "--json", "--root", damaged))
     require_documented("wald repair", found)
     assert (found["schema"], found["lost_records"], found["left"]) == ("wald.repair/1", 3, [])
@@ -127,8 +126,8 @@ def test_readers_report_what_was_given_up_at_the_end_of_the_log(log: Path) -> No
     assert b"not all here: 3 records, 1 to 3" in done.stdout
 
 
-def test_what_verify_does_not_call_damage_a_dry_run_does_not_either(log: Path) -> None:
-    """The ledger lacks the line of the sealed segment and is otherwise intact."""
+def test_a_dry_run_calls_nothing_damage_that_verify_does_not(log: Path) -> None:
+    # What verify does not call damage a dry run does not either.
     ledger = log / "ledger/segments.jsonl"
     ledger.write_bytes(b"")
     verified = wald("verify", "--root", log)
@@ -141,18 +140,17 @@ def test_what_verify_does_not_call_damage_a_dry_run_does_not_either(log: Path) -
     output_of("repair", "--root", log)
     assert b"no line of the ledger" not in output_of("verify", "--root", log)
 
-
-@pytest.mark.parametrize("stray", ["junk", "a copy of the active segment"])
-def test_neither_reports_a_stray_segment_after_the_head_as_damage(log: Path, stray: str) -> None:
-    (active,) = (log / "segments").glob("*.wal")
-    path = active.with_name("00000000000000005000.wal")
-    path.write_bytes(active.read_bytes() if stray != "junk" else b"junk\n")
-    assert b"not checked, because it is after the head" in output_of("verify", "--root", log)
-    proposed = output_of("repair", "--dry-run", "--root", log)
-    assert b"repair: quarantine segments/00000000000000005000.wal" in proposed
-    assert b"OK: 1 action would be done" in proposed
-    output_of("repair", "--root", log)
-    assert not path.exists()
+    # Neither reports a stray segment after the head as damage.
+    for content in (b"junk\n", next((log / "segments").glob("*.wal")).read_bytes()):
+        (active,) = (log / "segments").glob("*.wal")
+        path = active.with_name("00000000000000005000.wal")
+        path.write_bytes(content)
+        assert b"not checked, because it is after the head" in output_of("verify", "--root", log)
+        proposed = output_of("repair", "--dry-run", "--root", log)
+        assert b"repair: quarantine segments/00000000000000005000.wal" in proposed
+        assert b"OK: 1 action would be done" in proposed
+        output_of("repair", "--root", log)
+        assert not path.exists()
 
 
 @pytest.mark.parametrize("also", [(), ("log.json",)], ids=["alone", "with log.json"])

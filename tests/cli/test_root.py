@@ -117,8 +117,8 @@ def test_what_root_makes_on_its_own_log_stays_its_own(tmp_path: Path) -> None:
     assert {path.lstat().st_uid for path in tmp_path.rglob("*")} == {0}
 
 
-def test_a_directory_with_a_group_of_its_own_gives_it(log: Log) -> None:
-    """New files inherit the directory's OS group with or without the set-group-ID bit."""
+def test_only_what_is_made_in_a_directory_gets_its_owner(log: Log) -> None:
+    # A directory with a group of its own gives it.
     for mode in (0o2750, 0o750):
         place = log.place / f"{mode:o}"
         place.mkdir()
@@ -130,15 +130,20 @@ def test_a_directory_with_a_group_of_its_own_gives_it(log: Log) -> None:
             assert (path.stat().st_uid, path.stat().st_gid) == (OWNER.user_id, CONSUMERS)
         assert (place / "below").stat().st_mode & 0o7777 == mode
 
-
-def test_what_the_owner_puts_in_place_of_a_directory_is_not_given_away(log: Log) -> None:
-    """A link leads to a directory of root: a file created there stays root's."""
+    # What the owner puts in place of a directory is not given away.
     secret = log.place / "secret"
     secret.mkdir()
     (log.place / "link").symlink_to(secret)
     os.chown(log.place / "link", OWNER.user_id, OWNER.group_id, follow_symlinks=False)
     Disk().replace(log.place / "link" / "file", b"x")
     assert (secret / "file").stat().st_uid == 0
+
+    # A file that is there keeps its owner.
+    there = log.place / "file"
+    there.touch(0o600)
+    for opening in (Disk().open_append, Disk().open_or_create, Disk().open_lock):
+        os.close(opening(there))
+    assert there.stat().st_uid == 0
 
 
 @pytest.mark.parametrize("what", ["file", "link"])
@@ -153,11 +158,3 @@ def test_a_socket_that_was_replaced_is_not_given_away(log: Log, what: str) -> No
     modes.set_socket_owner(path)
     assert secret.stat().st_uid == 0
     assert path.lstat().st_uid == 0
-
-
-def test_a_file_that_is_there_keeps_its_owner(log: Log) -> None:
-    path = log.place / "file"
-    path.touch(0o600)
-    for opening in (Disk().open_append, Disk().open_or_create, Disk().open_lock):
-        os.close(opening(path))
-    assert path.stat().st_uid == 0

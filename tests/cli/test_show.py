@@ -51,6 +51,12 @@ def reclaim(built: Built) -> None:
 
 
 def test_a_record_is_the_same_raw_sealed_and_in_its_bundle(built: Built, tmp_path: Path) -> None:
+    # Text shows no byte that a terminal would act on.
+    lines = output_of("show", 3, "--root", built.root.path).decode().splitlines()
+    assert lines[-2:] == ["value            2 bytes", "ff00"]
+    assert output_of("show", 5, "--root", built.root.path).decode().splitlines()[-1] == r"f\nve"
+
+    # A record is the same raw sealed and in its bundle.
     raw = [shown(built, number) for number in range(1, 6)]
     assert [found["state"] for found in raw] == ["cut"] * 5
     built.seal()
@@ -60,17 +66,10 @@ def test_a_record_is_the_same_raw_sealed_and_in_its_bundle(built: Built, tmp_pat
     reclaim(built)
     bundled = [shown(built, number) for number in range(1, 6)]
     assert [found["state"] for found in bundled] == ["archived"] * 5
-
     assert [*map(content, raw)] == [*map(content, sealed)] == [*map(content, bundled)]
     assert content(raw[2])[3] == "ff00"
     assert content(raw[3]) == (4, "a", "four", None, "k", {"id": "7"}, raw[3]["append_time_ns"], TIME_NS)
     assert raw[3]["event_time"] == "2020-09-13T12:26:40.000000001Z"
-
-
-def test_text_shows_no_byte_that_a_terminal_would_act_on(built: Built) -> None:
-    lines = output_of("show", 3, "--root", built.root.path).decode().splitlines()
-    assert lines[-2:] == ["value            2 bytes", "ff00"]
-    assert output_of("show", 5, "--root", built.root.path).decode().splitlines()[-1] == r"f\nve"
 
 
 @pytest.fixture

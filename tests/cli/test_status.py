@@ -141,9 +141,35 @@ def held(root: Path) -> Iterator[None]:
         yield
 
 
-def test_the_daemon_of_another_log_does_not_answer_for_this_one(root: Path, daemon: Daemon, tmp_path: Path) -> None:
+def test_lags_unfinished_lines_and_what_is_in_the_place_of_a_fifo_are_reported(
+    root: Path, daemon: Daemon, tmp_path: Path
+) -> None:
+    # The daemon of another log does not answer for this one.
     with Daemon(tmp_path / "other") as other:
         assert life(root, "--socket", other.socket_path) == (DOWN, "silent")
+
+    # The group that is furthest behind in time comes first.
+    output_of("route", "add", "b", "--root", root)
+    output_of("append", "b", "--root", root, stdin=b"first\n")
+    output_of("append", "a", "--root", root, stdin=b"1\n2\n")
+    waiting = status(root)[1]["waiting"]
+    assert [(each["route"], each["lag_records"]) for each in waiting] == [("b", 1), ("a", 2)]
+    assert status(root, "--lag-max", "1h")[0] == GOOD
+    eventually(lambda: status(root, "--lag-max", "0.01s")[0] == WARNING)
+
+    # A line without its end is shown with its bytes.
+    output_of("route", "add", "f", "--fifo", "--root", root)
+    with (root / "routes/f/in").open("wb", buffering=0) as fifo:
+        fifo.write(b"whole\nhal")
+        eventually(lambda: status(root)[1]["unfinished_lines"] == {"f": 3})
+        fifo.write(b"f\n")
+        eventually(lambda: status(root)[1]["unfinished_lines"] == {})
+
+    # A file in the place of a fifo is a warning.
+    (root / "routes/a/in").write_text("lost?\n")
+    code, found = status(root)
+    assert code == WARNING
+    assert "not a FIFO" in found["findings"][0]["message"]
 
 
 def settings(root: Path) -> dict[str, dict[str, str]]:
@@ -175,33 +201,6 @@ def test_settings_in_force_name_their_file_and_line_or_variable(root: Path, tmp_
 def test_a_socket_of_the_settings_is_found(root: Path, tmp_path: Path) -> None:
     with Daemon(root, env={"WALD_SOCKET": str(tmp_path / "elsewhere")}, ready=False):
         eventually(lambda: (root / "lock").exists() and life(root) == (GOOD, "runs"))
-
-
-def test_a_file_in_the_place_of_a_fifo_is_a_warning(root: Path, daemon: Daemon) -> None:
-    (root / "routes/a/in").write_text("lost?\n")
-    code, found = status(root)
-
-    assert code == WARNING
-    assert "not a FIFO" in found["findings"][0]["message"]
-
-
-def test_a_line_without_its_end_is_shown_with_its_bytes(root: Path, daemon: Daemon) -> None:
-    output_of("route", "add", "f", "--fifo", "--root", root)
-    with (root / "routes/f/in").open("wb", buffering=0) as fifo:
-        fifo.write(b"whole\nhal")
-        eventually(lambda: status(root)[1]["unfinished_lines"] == {"f": 3})
-        fifo.write(b"f\n")
-        eventually(lambda: status(root)[1]["unfinished_lines"] == {})
-
-
-def test_the_group_that_is_furthest_behind_in_time_comes_first(root: Path, daemon: Daemon) -> None:
-    output_of("route", "add", "b", "--root", root)
-    output_of("append", "b", "--root", root, stdin=b"first\n")
-    output_of("append", "a", "--root", root, stdin=b"1\n2\n")
-    waiting = status(root)[1]["waiting"]
-    assert [(each["route"], each["lag_records"]) for each in waiting] == [("b", 1), ("a", 2)]
-    assert status(root, "--lag-max", "1h")[0] == GOOD
-    eventually(lambda: status(root, "--lag-max", "0.01s")[0] == WARNING)
 
 
 def test_a_segment_that_cannot_be_read_fails(tmp_path: Path) -> None:

@@ -47,15 +47,14 @@ def answers(root: Path) -> list[tuple[object, ...]]:
 
 
 def test_a_running_daemon_is_good_to_a_reader_too(log: Daemon) -> None:
+    # A running daemon is good to a reader too.
     owners, readers = answers(log.root)
-
     assert readers == owners
     assert readers[:3] == (GOOD, "good", [])
     assert status(MEMBER, log.root, "--settings") == status(OWNER, log.root, "--settings")
     assert status(MEMBER, log.root, "--settings")[1]["settings"]
 
-
-def test_a_reader_of_top_sees_which_daemon_runs(log: Daemon) -> None:
+    # A reader of top sees which daemon runs.
     shown = [run([*user.prefix, *command("top", "--once", "--root", log.root)]).stdout for user in (OWNER, MEMBER)]
     assert [f"pid {log.process.pid} on ".encode() in each for each in shown] == [True, True], shown
 
@@ -83,18 +82,18 @@ def test_a_reader_sees_that_a_daemon_starts_and_that_the_one_before_has_crashed(
     assert found["last_crash"]["epoch"] == 2
 
 
-def test_a_daemon_of_another_pid_namespace_is_good_to_a_reader(log: Daemon) -> None:
+def test_a_daemon_of_another_pid_namespace_is_good_to_a_reader_and_one_without_rights_not_called_down(
+    log: Daemon,
+) -> None:
+    # A daemon of another pid namespace is good to a reader.
     code, found = status(MEMBER, log.root, apart=True)
-
     assert (code, found["daemon"]["life"], found["daemon"]["epoch"]) == (GOOD, "runs", 2), found
     assert found["last_crash"]["epoch"] == 1
 
-
-def test_a_daemon_that_a_reader_may_not_ask_is_not_called_down(log: Daemon) -> None:
+    # A daemon that a reader may not ask is not called down.
     log.socket_path.chmod(0o600)
     code, found = status(MEMBER, log.root)
     assert (code, found["daemon"]["life"], found["daemon"]["epoch"]) == (WARNING, "runs", 2)
-
     code, found = status(MEMBER, log.root, apart=True)
     assert (code, found["daemon"]["life"], found["last_crash"]["epoch"]) == (WARNING, "unknown", 1)
     assert "it is unknown whether a daemon runs" in found["findings"][0]["message"]

@@ -120,7 +120,8 @@ def live(daemon: Daemon, root: Path) -> Iterator[Terminal]:
         yield terminal
 
 
-def test_the_screen_follows_the_log_until_q(live: Terminal, root: Path) -> None:
+def test_the_screen_follows_the_log_its_size_and_its_daemon_until_q(live: Terminal, root: Path, daemon: Daemon) -> None:
+    # The screen follows the log until q.
     assert live.shows("^head +nothing is durable yet") or live.shows("^head +0 ")
     output_of("append", "a", "--root", root, stdin=b"x\n" * 1234)
     eventually(lambda: live.shows("^head +1,234 "))
@@ -131,8 +132,23 @@ def test_the_screen_follows_the_log_until_q(live: Terminal, root: Path) -> None:
     eventually(lambda: live.shows(r"^a .* 2,000 +234 "))
     assert termios.tcgetattr(live._terminal) != live.modes
 
-    live.press(b"q")
+    # A resize is followed and nothing is wider.
+    eventually(lambda: live.shows("^ROUTE +LAST +IN/S"))
+    for columns, rows in ((40, 24), (120, 40), (1, 1), (80, 24)):
+        live.resize(columns, rows)
+        eventually(partial(live.fills, columns, rows))
 
+    # A daemon that goes and comes back is reported.
+    daemon.stop()
+    eventually(lambda: live.shows("^daemon +none runs"))
+    daemon.start_again()
+    eventually(lambda: live.shows(f"^daemon +pid {daemon.process.pid} "))
+
+    # A screen that was suspended comes back.
+    live.press(b"\x1a")
+    eventually(lambda: live.shows("^head ") and live.written.count(_ALTERNATE) == 2)
+    assert live.written.count(_BACK) == 1
+    live.press(b"q")
     assert live.leave() == 0
     assert live.is_restored()
 
@@ -146,31 +162,6 @@ def test_other_ways_to_leave_restore_the_terminal_too(live: Terminal, way: str) 
 
     assert live.leave() == 0
     assert live.is_restored()
-
-
-def test_a_screen_that_was_suspended_comes_back(live: Terminal) -> None:
-    """Without job control the kernel does not stop the process, where a shell would wait for ``fg``."""
-    live.press(b"\x1a")
-    eventually(lambda: live.shows("^head ") and live.written.count(_ALTERNATE) == 2)
-
-    assert live.written.count(_BACK) == 1
-    live.press(b"q")
-    assert live.leave() == 0
-    assert live.is_restored()
-
-
-def test_a_resize_is_followed_and_nothing_is_wider(live: Terminal) -> None:
-    eventually(lambda: live.shows("^ROUTE +LAST +IN/S"))
-    for columns, rows in ((40, 24), (120, 40), (1, 1), (80, 24)):
-        live.resize(columns, rows)
-        eventually(partial(live.fills, columns, rows))
-
-
-def test_a_daemon_that_goes_and_comes_back_is_reported(live: Terminal, daemon: Daemon) -> None:
-    daemon.stop()
-    eventually(lambda: live.shows("^daemon +none runs"))
-    daemon.start_again()
-    eventually(lambda: live.shows(f"^daemon +pid {daemon.process.pid} "))
 
 
 @pytest.mark.slow
@@ -211,34 +202,28 @@ def test_once_prints_plain_text(daemon: Daemon, root: Path) -> None:
     assert "\x1b" not in reported
 
 
-def test_without_a_terminal_every_route_is_printed_once(many: Path) -> None:
+def test_without_a_terminal_every_route_is_printed_once_with_errors(many: Path) -> None:
+    # Without a terminal every route is printed once.
     reported = output_of("top", "--interval", "100ms", "--root", many).decode().splitlines()
-
     assert sum(line.startswith("route-") for line in reported) == MANY
     assert re.match("route-0200 +4 .* B$", next(line for line in reported if line.startswith("route-")))
 
+    # A bar is replaced if the encoding lacks it.
+    latin = output_of("top", "--interval", "100ms", "--root", many, env={"PYTHONIOENCODING": "latin-1"})
+    assert b"\n          ???" in latin
 
-def test_a_bar_is_replaced_if_the_encoding_lacks_it(many: Path) -> None:
-    reported = output_of("top", "--interval", "100ms", "--root", many, env={"PYTHONIOENCODING": "latin-1"})
-
-    assert b"\n          ???" in reported
-
-
-def test_once_reports_errors_and_continues(many: Path) -> None:
+    # Once reports errors and continues.
     head = (many / "head").read_bytes()
     (many / "head").write_bytes(b"nonsense" * 20)
     reported = output_of("top", "--once", "--interval", "100ms", "--root", many).decode().splitlines()
     (many / "head").write_bytes(head)
-
     assert reported[0] == f"{many / 'head'}: offset 0: not a valid head"
     assert reported[1] == "head      -"
     assert any(line.startswith("route-0200 ") for line in reported)
 
-
-def test_without_rich_it_says_what_to_install(many: Path) -> None:
+    # Without rich it says what to install.
     script = "import sys; sys.modules['rich'] = None; from wald.cli import main; main()"
     code, message, hint = refused(run([sys.executable, "-c", script, "top", "--root", str(many)]))
-
     assert (code, hint) == (InvalidInput.exit_code, "in a clone of wald: pip install '.[ui]'")
     assert message == "wald top: rich, which draws it, is not installed"
 
@@ -300,62 +285,52 @@ def test_everything_is_reported() -> None:
     ]
 
 
-@pytest.mark.parametrize(("state", "word"), [(s, s.value) for s in CursorState if s is not CursorState.VALID])
-def test_a_cursor_that_counts_as_nothing_processed_is_a_word(state: CursorState, word: str) -> None:
-    shown = plain(with_rows(replace(ROW, state=state)), width=120)
+def test_cursors_retired_routes_and_unknown_numbers_are_words() -> None:
+    # A cursor that counts as nothing processed is a word.
+    for state in set(CursorState) - {CursorState.VALID}:
+        shown = plain(with_rows(replace(ROW, state=state)), width=120)
+        assert ("no cursor" if state is CursorState.ABSENT else state.value) in shown
+        assert "1,200,000" not in shown
 
-    assert ("no cursor" if state is CursorState.ABSENT else word) in shown
-    assert "1,200,000" not in shown
-
-
-def test_a_retired_route_holds_nothing_back() -> None:
+    # A retired route holds nothing back.
     assert plain(with_rows(replace(ROW, retired=True)), width=120).endswith("retired")
 
-
-def test_what_is_not_known_is_not_zero() -> None:
+    # What is not known is not zero.
     nothing = plain(Snapshot("logs/one", None, None, ("it is gone",)), width=120)
     unknown = replace(ROW, last_sequence=None, received_per_second=None, processed_per_second=None)
-
     assert nothing.splitlines() == ["it is gone", "head      -", "segments  -"]
     assert plain(with_rows(unknown), width=120).splitlines()[-1].split()[:4] == ["access", "?", "-", "processed"]
 
-
-def test_without_a_daemon_before_the_first_record_the_screen_says_so() -> None:
+    # Without a daemon before the first record the screen says so.
     empty = replace(INVENTORY, states={}, rows=(), growth_bytes_per_second=None, seconds_until_full=None)
     fresh = Snapshot("logs/one", replace(ACTIVITY, sequence=0, durable_seconds=None, daemon=""), empty)
     shown = plain(fresh, width=120)
-
     assert all(words in shown for words in ("none runs", "nothing is durable yet", "no routes yet", "not known yet"))
 
 
-def test_what_does_not_fit_is_summed_up() -> None:
+def test_what_does_not_fit_is_summed_up_with_the_most_that_a_hidden_row_pins() -> None:
+    # What does not fit is summed up.
     rows = [replace(ROW, route="big", held_bytes=GIB), *(replace(ROW, route=f"r{n:03}") for n in range(999))]
     shown = table(with_rows(*rows), width=80, height=22)
-
     assert [line.split()[0] for line in shown[:3]] == ["ROUTE", "big", "r000"]
     assert shown[-1] == f"and {1000 - (len(shown) - 2)} more routes, pinning nothing"
 
-
-def test_hidden_rows_report_the_most_that_one_of_them_pins() -> None:
-    """Two groups may pin the same segment, so their pinned bytes cannot be added."""
+    # Hidden rows report the most that one of them pins.
     rows = [replace(ROW, group=group, held_bytes=GIB) for group in "abcdefghijklm"]
     shown = table(with_rows(*rows), width=80, height=16)
-
     assert shown[-1] == f"and {13 - (len(shown) - 2)} more groups of 1 route, pinning 1.0 GiB or less each"
 
 
-def test_narrow_screens_keep_the_columns_about_pins() -> None:
+def test_narrow_screens_shorten_names_and_keep_the_columns_about_pins() -> None:
+    # Narrow screens keep the columns about pins.
     headings = [table(SNAPSHOT, width=width, height=40)[0].split() for width in (120, 60, 34)]
-
     assert headings[0] == HEADINGS
     assert headings[2] == ["ROUTE", "GROUP", "LAG", "PINS"]
     assert set(headings[2]) < set(headings[1]) < set(headings[0])
 
-
-def test_long_names_are_shortened_before_columns_go() -> None:
+    # Long names are shortened before columns go.
     snapshot = with_rows(replace(ROW, route="r" * 127, group="g" * 127))
     heading, row = table(snapshot, width=100, height=40)
-
     assert heading.split() == HEADINGS
     assert "…" in row
     assert len(row) <= 100

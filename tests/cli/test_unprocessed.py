@@ -61,35 +61,31 @@ def robbed(filled: Path) -> Path:
     return filled
 
 
-def test_records_that_were_removed_unread_are_counted_apart(robbed: Path) -> None:
-    """The segment also held record 1, which the group has processed, and the ledger has only the count."""
-    output_of("cursor", "set", "a", 1, "--root", robbed)
-    found = shown(robbed)
-    assert (found["lag_records"], found["first"], found["missing_records"]) == (1, 6, 4)
-
-
-def test_the_command_to_read_works_where_records_in_front_were_removed(robbed: Path) -> None:
+def test_records_that_were_removed_unread_are_counted_and_passed_over_only_if_that_is_meant(robbed: Path) -> None:
+    # The command to read works where records in front were removed.
     text = output_of("cursor", "show", "a", "--root", robbed).decode()
     (line,) = [line for line in text.splitlines() if line.startswith("to read")]
     words = line.removeprefix("to read").split()
     assert words[0] == "wald"
-
     done = wald(*words[1:])
     assert (done.returncode, done.stdout) == (0, b"6\n"), done.stderr
     assert "up to 4 records before these, removed before the group processed them; --on-missing skip skips them" in text
 
-
-def test_removed_records_in_front_are_passed_over_only_if_that_is_meant_and_on_record(robbed: Path) -> None:
+    # Removed records in front are passed over only if that is meant and on record.
     code, message, hint = refusal_of("cursor", "skip", "a", 6, "--root", robbed)
     assert code == 9
     assert "record 6 is not the next record of route a for group processed: " in message
     assert "RECLAIM has removed records 1 to 5: 4 records of route a are missing" in message
     assert "--through skips 1 record up to 6 and passes over up to 4 records that no longer exist" in hint
     assert (skips(robbed), shown(robbed)["missing_records"]) == ([], 4)
-
-    done = json.loads(output_of("cursor", "skip", "a", 6, "--through", "--json", "--root", robbed))
-    assert (done["records"], done["missing_records"]) == (1, 4)
+    skipped = json.loads(output_of("cursor", "skip", "a", 6, "--through", "--json", "--root", robbed))
+    assert (skipped["records"], skipped["missing_records"]) == (1, 4)
     assert [(entry["records"], entry["missing"]) for entry in skips(robbed)] == [(1, 4)] * 2
+
+    # Records that were removed unread are counted apart.
+    wald("cursor", "set", "a", 1, "--rewind", "--root", robbed)
+    found = shown(robbed)
+    assert (found["lag_records"], found["first"], found["missing_records"]) == (1, 6, 4)
 
 
 def test_what_shrinking_has_dropped_is_missing_though_nothing_is_left(tmp_path: Path) -> None:

@@ -197,15 +197,6 @@ def test_a_request_is_refused_before_its_payload_arrives(root: Root) -> None:
         assert not peer.connection.is_inside_request
 
 
-def test_a_line_without_an_end_is_the_last_request(root: Root) -> None:
-    """Nobody knows where the next request would begin."""
-    peer = read_all(root, [b"PING\n" + b"x" * LINE_MAX_BYTES, b"PING\n"])
-
-    reply = f"ERR bad-request the request line has no newline within {LINE_MAX_BYTES} bytes\n".encode()
-    assert peer.outcomes == [("command", Command("PING")), ("reply", reply)]
-    assert peer.connection.is_closing
-
-
 def test_a_request_for_a_busy_route_waits_and_is_refused_after_a_timeout(root: Root) -> None:
     """Later requests stay unread until then; other connections are not affected."""
     peer = Peer(root)

@@ -69,24 +69,16 @@ def test_the_listening_socket_is_used_and_left_in_its_place(start: Start, root: 
     """Connections wait in it before a start and after a kill; it keeps its inode and its mode."""
     with stopped_with_socket(start) as (daemon, prefix):
         before = daemon.socket_path.lstat()
-        for turn in (b"first\n", b"second\n"):
+        for line, end in ((b"first\n", daemon.kill), (b"second\n", daemon.stop)):
             with Client(daemon.socket_path) as early:
-                early.publish("r", turn)
+                early.publish("r", line)
                 daemon.spawn(*prefix)
                 assert early.reply().startswith("OK ")
-            if turn == b"first\n":
-                daemon.kill()
-            else:
-                assert daemon.stop() == 0
+            end()
         after = daemon.socket_path.lstat()
+        assert (after.st_ino, stat.S_IMODE(after.st_mode), daemon.process.returncode) == (before.st_ino, 0o600, 0)
 
-    assert (after.st_ino, stat.S_IMODE(after.st_mode)) == (before.st_ino, 0o600)
-    assert values(root) == [b"first", b"second"]
-    assert_sound(root)
-
-
-def test_a_removed_listening_socket_is_reported_and_left_to_systemd(start: Start) -> None:
-    with stopped_with_socket(start) as (daemon, prefix):
+        # A removed socket is reported and left to systemd.
         daemon.spawn(*prefix)
         daemon.await_ready()
         with Client(daemon.socket_path) as client:
@@ -96,6 +88,8 @@ def test_a_removed_listening_socket_is_reported_and_left_to_systemd(start: Start
         assert "systemctl restart wald.socket" in daemon.log
         assert not daemon.socket_path.exists()
         assert daemon.stop() == 0
+    assert values(root) == [b"first", b"second"]
+    assert_sound(root)
 
 
 def test_a_log_is_made_around_the_socket_that_systemd_has_made(root: Path) -> None:

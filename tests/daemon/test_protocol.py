@@ -57,28 +57,15 @@ REFUSED = [
 ]
 
 
-def test_a_bad_request_is_refused_alone(shared: Daemon, client: Client) -> None:
-    """It gets its code, nothing is written, and later requests are answered."""
+def test_a_bad_request_is_refused_alone_and_one_without_a_known_end_is_the_last(shared: Daemon, client: Client) -> None:
+    # A bad request is refused alone: it gets its code, nothing is written, and later requests are answered.
     before = written(shared.root)
     for request_bytes, code in REFUSED:
         assert client.ask(request_bytes + b"PING\n").split(" ")[:2] == ["ERR", code], request_bytes[:40]
         assert client.reply() == "OK pong"
     assert written(shared.root) == before
 
-
-def test_a_request_without_a_known_end_is_the_last(shared: Daemon) -> None:
-    """The next bytes could be payload, so the daemon closes the connection."""
-    before = written(shared.root)
-    for request_bytes, code in ((b"PUB r -2\nx\n", "bad-length"), (b"PUB r" + b" " * 1024, "bad-request")):
-        with Client(shared.socket_path) as client:
-            assert client.ask(request_bytes + b"ROUTE ADD behind\n").split(" ")[:2] == ["ERR", code]
-            assert client.reply() == ""
-    assert written(shared.root) == before
-
-
-def test_malformed_columns_are_refused(shared: Daemon, client: Client) -> None:
-    """In memory and spooled, with the reason."""
-    before = written(shared.root)
+    # Malformed columns are refused: in memory and spooled, with the reason.
     for payload, message in [
         (b"", "the payload is too short for the count of records"),
         (encode_columns([]), "the payload contains no records"),
@@ -91,15 +78,21 @@ def test_malformed_columns_are_refused(shared: Daemon, client: Client) -> None:
         assert client.reply() == "OK pong"
     assert written(shared.root) == before
 
+    # A request without a known end is the last.
+    for request_bytes, code in ((b"PUB r -2\nx\n", "bad-length"), (b"PUB r" + b" " * 1024, "bad-request")):
+        with Client(shared.socket_path) as other:
+            assert other.ask(request_bytes + b"ROUTE ADD behind\n").split(" ")[:2] == ["ERR", code]
+            assert other.reply() == ""
+    assert written(shared.root) == before
+
 
 def test_a_route_can_be_used_behind_its_making_and_is_refused_while_it_is_retired(
     shared: Daemon, client: Client, route: str
 ) -> None:
-    """Within one write, each request sees the effects of earlier ones."""
+    # Within one write, each request sees the effects of earlier ones.
     publish = f"PUB {route} 2\nx\n".encode()
     client.send(publish + b"ROUTE RETIRE %b\n" % route.encode())
     client.send(publish + b"ROUTE ADD %b\n" % route.encode() + publish)
-
     replies = [client.reply().split(" ") for _ in range(5)]
     assert [each[:2] for each in replies[1::2]] == [["OK", "retired"], ["OK", "added"]]
     assert [each[0] for each in replies[0::2]] == ["OK", "ERR", "OK"]
@@ -109,14 +102,13 @@ def test_a_route_can_be_used_behind_its_making_and_is_refused_while_it_is_retire
     assert values(shared.root, "fresh") == [b"x"]
     assert (shared.root / "routes/fresh/in").stat().st_mode & 0o7777 == 0o600
 
-
-def test_a_route_is_retired_while_a_large_payload_arrives(shared: Daemon, client: Client, route: str) -> None:
+    # A route is retired while a large payload arrives.
     payload = b"y" * SPOOLED + b"\n"
     client.send(b"PUB %b %d\n" % (route.encode(), len(payload)) + payload[:-1])
     eventually(lambda: has_file_without_a_name(shared))
     assert shared.ask(f"ROUTE RETIRE {route}") == f"OK retired {route}"
     assert client.ask(payload[-1:]).startswith("ERR no-route ")
-    assert values(shared.root, route) == []
+    assert values(shared.root, route) == [b"x"] * 2
 
 
 def has_file_without_a_name(daemon: Daemon) -> bool:
@@ -202,8 +194,8 @@ def numbered(route: str, producer: int, number: int, payload: bytes = b"") -> by
     return b"PUB %b %d pid=%x pseq=%d\n%b" % (route.encode(), len(payload), producer, number, payload)
 
 
-def test_a_number_left_out_is_a_gap(shared: Daemon, client: Client, route: str) -> None:
-    """A producer may start at any number; a refused batch can be sent again once the gap is filled."""
+def test_batches_of_a_producer_are_stored_once_and_in_order(shared: Daemon, client: Client, route: str) -> None:
+    # A number left out is a gap.
     assert client.ask(numbered(route, 0xA1, 5)).startswith("OK ")
     assert client.ask(numbered(route, 0xA1, 7)) == "ERR gap batch 7 of this producer arrived before batch 6"
     assert client.ask(numbered(route, 0xA1, 7, bytes(SPOOLED) + b"\n")).startswith("ERR gap ")
@@ -211,24 +203,18 @@ def test_a_number_left_out_is_a_gap(shared: Daemon, client: Client, route: str) 
     assert client.ask(numbered(route, 0xA1, 7)).startswith("ERR gap ")
     assert client.ask(numbered(route, 0xA1, 6)).startswith("OK ")
     assert client.ask(numbered(route, 0xA1, 7)).startswith("OK ")
-
     assert text(shared.root, route) == b"5\n6\n7\n"
 
-
-def test_a_repetition_in_the_same_turn_is_acknowledged_alike(shared: Daemon, client: Client, route: str) -> None:
-    """In one write, twice each; and a gap is one however it is sent."""
+    # A repetition in the same turn is acknowledged alike.
     one, two, four = (numbered(route, 0xA2, number) for number in (1, 2, 4))
     client.send(one + one + two + one + four + two)
     replies = [client.reply() for _ in range(6)]
-
     first = sequence(replies[0])
     assert [sequence(reply) for reply in replies if reply != replies[4]] == [first, first, first + 1, first, first + 1]
     assert replies[4].startswith("ERR gap ")
-    assert text(shared.root, route) == b"1\n2\n"
+    assert text(shared.root, route) == b"5\n6\n7\n" + b"1\n2\n"
 
-
-def test_two_connections_may_share_a_producer(shared: Daemon, client: Client, route: str) -> None:
-    """After a reconnect, the old connection may still exist: order and deduplication cover both."""
+    # Two connections may share a producer.
     with Client(shared.socket_path) as other:
         first = sequence(client.ask(numbered(route, 0xA3, 1)))
         assert sequence(other.ask(numbered(route, 0xA3, 1))) == first
@@ -238,16 +224,12 @@ def test_two_connections_may_share_a_producer(shared: Daemon, client: Client, ro
         client.send(numbered(route, 0xA3, 4))
         other.send(numbered(route, 0xA3, 4))
         assert client.reply() == other.reply() == f"OK {first + 3} {first + 3}"
+    assert text(shared.root, route) == b"5\n6\n7\n" + b"1\n2\n" + b"1\n2\n3\n4\n"
 
-    assert text(shared.root, route) == b"1\n2\n3\n4\n"
-
-
-def test_sixteen_batches_are_remembered(client: Client, route: str) -> None:
-    """An older one cannot be distinguished from a repetition or from something new."""
+    # Sixteen batches are remembered.
     first = sequence(client.ask(numbered(route, 0xA4, 1)))
     client.send(b"".join(numbered(route, 0xA4, number) for number in range(2, 19)))
     assert [sequence(client.reply()) for _ in range(17)] == list(range(first + 1, first + 18))
-
     assert sequence(client.ask(numbered(route, 0xA4, 3))) == first + 2
     assert (
         client.ask(numbered(route, 0xA4, 2)) == "ERR forgotten batch 2 of this producer is too old to be deduplicated"

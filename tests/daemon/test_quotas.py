@@ -331,7 +331,8 @@ def life(tmp_path: Path) -> Iterator[Life]:
     made.built.crash()
 
 
-def test_a_quota_is_passed_by_one_byte_more(life: Life) -> None:
+def test_a_quota_is_passed_by_one_byte_more_and_counts_after_retirements_and_restarts(life: Life) -> None:
+    # A quota is passed by one byte more.
     life.append(100)
     assert life.over() == 0
     life.append(1)
@@ -339,23 +340,13 @@ def test_a_quota_is_passed_by_one_byte_more(life: Life) -> None:
     life.set_cursor(1)
     assert life.over() == 0
 
-
-def test_a_cursor_that_is_moved_back_counts_again_over_all_segments(life: Life) -> None:
-    """Complete segments and the read part of the active one count again; a new group has the same effect."""
-    for _ in range(2):
-        life.append(110)
-        life.cut()
-    life.append(110)
-    assert life.over() == 3300
-    life.set_cursor(330)
+    # A route that was retired before the start counts when it is taken back.
+    life.append(101)
+    life.retire()
+    life.start_again()
     assert life.over() == 0
-    life.set_cursor(90)
-    assert life.over() == 2400
-    life.set_cursor(0, "late")
-    assert life.over() == 3300
-    life.set_cursor(225, "late")
-    life.set_cursor(225)
-    assert life.over() == 1050
+    life.take_back()
+    assert life.over() == 2010
 
 
 def test_many_small_turns_are_counted_once(life: Life) -> None:
@@ -381,16 +372,10 @@ def test_the_rest_of_a_record_belongs_to_it(life: Life) -> None:
     assert life.over() == 0
 
 
-def test_a_route_that_was_retired_before_the_start_counts_when_it_is_taken_back(life: Life) -> None:
-    life.append(110)
-    life.retire()
-    life.start_again()
-    assert life.over() == 0
-    life.take_back()
-    assert life.over() == 1100
-
-
-def test_until_all_is_counted_nothing_is_taken_and_nothing_refused(life: Life) -> None:
+def test_until_all_is_counted_nothing_is_taken_or_refused_and_a_quota_that_expires_holds_nothing_back(
+    life: Life,
+) -> None:
+    # Until all is counted nothing is taken and nothing refused.
     life.append(110)
     life.config = of_quota(QUOTA, "reject")
     life.start_again()
@@ -398,11 +383,9 @@ def test_until_all_is_counted_nothing_is_taken_and_nothing_refused(life: Life) -
     life.look(times=2)
     assert [(over.unread_bytes, over.rejects) for over in life.quotas.over_quota.values()] == [(1100, True)]
 
-
-def test_a_quota_that_expires_holds_nothing_back(life: Life) -> None:
+    # A quota that expires holds nothing back.
     life.config = of_quota(QUOTA, "expire")
     life.start_again()
-    life.append(110)
     assert life.over() == 0
 
 
@@ -410,7 +393,8 @@ def out_of_descriptors(*_: object) -> NoReturn:
     raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
 
-def test_a_count_that_fails_is_repeated_and_the_route_stays_closed(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_count_that_fails_is_repeated_and_costs_nothing_else(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A count that fails is repeated and the route stays closed.
     life.append(110)
     monkeypatch.setattr(quotas, "_RECOUNT_SECONDS", 0.01)
     tried = []
@@ -429,11 +413,7 @@ def test_a_count_that_fails_is_repeated_and_the_route_stays_closed(life: Life, m
         assert [(over.unread_bytes, over.group) for over in life.quotas.over_quota.values()] == [(0, "")]
     assert life.over() == 1100
 
-
-def test_a_check_that_cannot_list_the_segments_does_not_end_the_daemon(
-    life: Life, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    life.append(110)
+    # A check that cannot list the segments does not end the daemon.
     monkeypatch.setattr(quotas, "list_segments", out_of_descriptors)
     assert life.over() == 1100
 

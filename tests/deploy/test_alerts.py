@@ -35,15 +35,24 @@ def promtool(*arguments: object, stdin: str = "") -> subprocess.CompletedProcess
     return subprocess.run(line, input=stdin, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False)
 
 
-def test_each_alert_fires_when_it_must_and_not_before() -> None:
-    """The cases are for Prometheus itself to judge."""
-    done = promtool("test", "rules", CASES)
+def test_alerts_have_runbooks_fire_when_they_must_and_the_dashboard_can_be_queried(tmp_path: Path) -> None:
+    # Each alert has its runbook and each runbook its alert.
+    assert headings("docs/alerts.md") == [alert["alert"] for alert in ALERTS]
 
+    # Each alert fires when it must and not before: the cases are for Prometheus itself to judge.
+    done = promtool("test", "rules", CASES)
     assert done.returncode == 0, done.stdout + done.stderr
 
-
-def test_each_alert_has_its_runbook_and_each_runbook_its_alert() -> None:
-    assert headings("docs/alerts.md") == [alert["alert"] for alert in ALERTS]
+    # Prometheus parses every query of the dashboard: recording rules with values for the variables.
+    queries = [target["expr"] for panel in PANELS for target in panel["targets"]]
+    rules = [
+        {"record": f"panel:{number}", "expr": query.replace("$__rate_interval", "5m")}
+        for number, query in enumerate(queries)
+    ]
+    path = tmp_path / "queries.yml"
+    path.write_text(yaml.safe_dump({"groups": [{"name": "dashboard", "rules": rules}]}))
+    done = promtool("check", "rules", path)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_texts_of_alerts_can_be_filled_in(tmp_path: Path) -> None:
@@ -115,29 +124,12 @@ def scraped(origin: str, certificate: Path) -> str:
     return text
 
 
-@pytest.mark.parametrize("program", PROGRAMS)
-def test_promtool_finds_no_fault_with_what_a_program_exports(exported: dict[str, str], program: str) -> None:
-    """promtool prints complaints about names, types, units and help."""
-    done = promtool("check", "metrics", stdin=exported[program])
+def test_what_programs_export_is_faultless_and_has_every_metric_that_a_query_names(exported: dict[str, str]) -> None:
+    # Promtool finds no fault with what a program exports.
+    for text in exported.values():
+        done = promtool("check", "metrics", stdin=text)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-
-
-def test_every_metric_that_a_query_names_is_exported(exported: dict[str, str]) -> None:
+    # Every metric that a query names is exported.
     names = {name for text in exported.values() for name in re.findall(r"^(wald_\w+)[ {]", text, re.MULTILINE)}
-
     assert {name for query in QUERIES for name in NAME.findall(query)} - names == set()
-
-
-def test_prometheus_parses_every_query_of_the_dashboard(tmp_path: Path) -> None:
-    """Recording rules with values for the variables."""
-    queries = [target["expr"] for panel in PANELS for target in panel["targets"]]
-    rules = [
-        {"record": f"panel:{number}", "expr": query.replace("$__rate_interval", "5m")}
-        for number, query in enumerate(queries)
-    ]
-    path = tmp_path / "queries.yml"
-    path.write_text(yaml.safe_dump({"groups": [{"name": "dashboard", "rules": rules}]}))
-    done = promtool("check", "rules", path)
-
-    assert done.returncode == 0, done.stdout + done.stderr

@@ -41,20 +41,18 @@ VOLUMES = {"configMap", "emptyDir", "name", "persistentVolumeClaim", "secret"}
 every_overlay = pytest.mark.parametrize("overlay", OVERLAYS)
 
 
-@pytest.mark.parametrize("version", VERSIONS)
 @every_overlay
-def test_the_published_schemas_accept_every_object(overlay: str, version: str) -> None:
-    for each in rendered(overlay):
-        kubernetes_validate.validate(each, version, strict=True)
+def test_the_schemas_accept_every_object_and_settings_are_settings(overlay: str, tmp_path: Path) -> None:
+    # The published schemas accept every object.
+    for version in VERSIONS:
+        for each in rendered(overlay):
+            kubernetes_validate.validate(each, version, strict=True)
 
-
-@every_overlay
-def test_settings_are_settings(overlay: str, tmp_path: Path) -> None:
+    # Settings are settings.
     (settings,) = of_kind(overlay, "ConfigMap")
     path = tmp_path / "wald.toml"
     path.write_text(settings["data"]["wald.toml"])
     config = load(path, {})
-
     assert set(settings["data"]) == {"wald.toml"}
     assert config.metrics.endswith(":9464")
     assert config.routes["access"].fifo
@@ -102,7 +100,8 @@ def test_our_programs_accept_every_command_line(overlay: str, monkeypatch: pytes
 
 
 @every_overlay
-def test_every_mount_has_its_volume_and_every_volume_its_claim(overlay: str) -> None:
+def test_pods_have_their_volumes_time_to_stop_the_restricted_profile_and_bounds(overlay: str) -> None:
+    # Every mount has its volume and every volume its claim.
     claims = {each["metadata"]["name"] for each in of_kind(overlay, "PersistentVolumeClaim")}
     maps = {each["metadata"]["name"] for each in of_kind(overlay, "ConfigMap")}
     for name, template in pods(overlay):
@@ -114,7 +113,6 @@ def test_every_mount_has_its_volume_and_every_volume_its_claim(overlay: str) -> 
             for each in owner["spec"].get("volumeClaimTemplates", ())
         }
         mounted = {mount["name"] for container in containers(template) for mount in container["volumeMounts"]}
-
         assert mounted == volumes.keys() | templates
         assert volumes.keys() & templates == set()
         assert {
@@ -122,47 +120,15 @@ def test_every_mount_has_its_volume_and_every_volume_its_claim(overlay: str) -> 
         } <= claims
         assert {each["configMap"]["name"] for each in volumes.values() if "configMap" in each} <= maps
 
-
-@every_overlay
-def test_there_is_one_writer(overlay: str) -> None:
-    """A StatefulSet never runs two pods of one name, and two jobs of a kind never run at once."""
-    (daemon,) = of_kind(overlay, "StatefulSet")
-    writers = [
-        name
-        for name, template in pods(overlay)
-        for each in containers(template)
-        if each["command"][:2] == ["wald", "run"]
-    ]
-
-    assert daemon["spec"]["replicas"] == 1
-    assert writers == ["StatefulSet wald"]
-    assert {job["spec"]["concurrencyPolicy"] for job in of_kind(overlay, "CronJob")} <= {"Forbid"}
-
-
-@pytest.mark.parametrize("overlay", ["gate", "single"])
-def test_a_claim_of_one_pod_is_mounted_by_one_pod(overlay: str) -> None:
-    """ReadWriteOncePod would leave the pod of a CronJob waiting forever."""
-    (daemon,) = of_kind(overlay, "StatefulSet")
-
-    assert [claim["spec"]["accessModes"] for claim in daemon["spec"]["volumeClaimTemplates"]] == [
-        ["ReadWriteOncePod"]
-    ] * 2
-    assert [name for name, _ in pods(overlay)] == ["StatefulSet wald"]
-
-
-@every_overlay
-def test_native_sidecars_start_before_what_needs_them_and_end_after_it(overlay: str) -> None:
+    # Native sidecars start before what needs them and end after it.
     for name, template in pods(overlay):
         if name == "StatefulSet wald":
             sidecars = template["spec"]["initContainers"]
-
             assert [each["name"] for each in sidecars][-2:] == ["wald", "hold"]
             assert {each["restartPolicy"] for each in sidecars} == {"Always"}
             assert "startupProbe" in sidecars[-2]
 
-
-@every_overlay
-def test_there_is_time_for_the_longest_stop(overlay: str) -> None:
+    # There is time for the longest stop.
     for name, template in pods(overlay):
         spec = template["spec"]
         hooks = [
@@ -171,16 +137,44 @@ def test_there_is_time_for_the_longest_stop(overlay: str) -> None:
         longest = max((int(seconds) for _, seconds in hooks), default=0)
         together = max(STOP_SECONDS[each["name"]] for each in spec["containers"])
         one_by_one = sum(STOP_SECONDS[each["name"]] for each in spec.get("initContainers", ()))
-
         assert longest + together + one_by_one <= spec["terminationGracePeriodSeconds"], name
+
+    # Pods keep the restricted profile and have bounds.
+    for name, template in pods(overlay):
+        spec = template["spec"]
+        assert spec["enableServiceLinks"] is False, name
+        assert spec["automountServiceAccountToken"] is False, name
+        assert spec["securityContext"] == POD_SECURITY, name
+        assert [field for field in spec if field.startswith("host")] == [], name
+        assert {kind for volume in spec["volumes"] for kind in volume} <= VOLUMES, name
+        for each in containers(template):
+            security = dict(each["securityContext"])
+            assert security.pop("runAsUser", 10001) in (10001, 10002), each["name"]
+            assert security == CONTAINER_SECURITY, each["name"]
+            assert all(port.keys() == {"containerPort", "name"} for port in each.get("ports", ())), each["name"]
+            assert '"host"' not in json.dumps(each), each["name"]
+            assert each["resources"]["requests"].keys() == {"cpu", "memory"}, each["name"]
+            assert each["resources"]["limits"].keys() == {"memory"}, each["name"]
 
 
 @every_overlay
-def test_what_surrounds_a_pod_selects_it(overlay: str) -> None:
+def test_there_is_one_writer_and_what_surrounds_a_pod_selects_it(overlay: str) -> None:
+    # There is one writer.
+    (daemon,) = of_kind(overlay, "StatefulSet")
+    writers = [
+        name
+        for name, template in pods(overlay)
+        for each in containers(template)
+        if each["command"][:2] == ["wald", "run"]
+    ]
+    assert daemon["spec"]["replicas"] == 1
+    assert writers == ["StatefulSet wald"]
+    assert {job["spec"]["concurrencyPolicy"] for job in of_kind(overlay, "CronJob")} <= {"Forbid"}
+
+    # What surrounds a pod selects it.
     labels = {name: template["metadata"]["labels"] for name, template in pods(overlay)}
     (budget,), (policy,) = (of_kind(overlay, kind) for kind in ("PodDisruptionBudget", "NetworkPolicy"))
     services = of_kind(overlay, "Service")
-
     assert budget["spec"]["selector"]["matchLabels"].items() <= labels["StatefulSet wald"].items()
     for each in services:
         assert each["spec"]["selector"].items() <= labels["StatefulSet wald"].items()
@@ -197,21 +191,12 @@ def test_what_surrounds_a_pod_selects_it(overlay: str) -> None:
     assert ("Egress" in policy["spec"]["policyTypes"]) == (overlay == "node"), "an application's own traffic is its own"
 
 
-@every_overlay
-def test_pods_keep_the_restricted_profile_and_have_bounds(overlay: str) -> None:
-    """No field but these, which is stricter than the profile "restricted" of the Pod Security Standards."""
-    for name, template in pods(overlay):
-        spec = template["spec"]
-        assert spec["enableServiceLinks"] is False, name
-        assert spec["automountServiceAccountToken"] is False, name
-        assert spec["securityContext"] == POD_SECURITY, name
-        assert [field for field in spec if field.startswith("host")] == [], name
-        assert {kind for volume in spec["volumes"] for kind in volume} <= VOLUMES, name
-        for each in containers(template):
-            security = dict(each["securityContext"])
-            assert security.pop("runAsUser", 10001) in (10001, 10002), each["name"]
-            assert security == CONTAINER_SECURITY, each["name"]
-            assert all(port.keys() == {"containerPort", "name"} for port in each.get("ports", ())), each["name"]
-            assert '"host"' not in json.dumps(each), each["name"]
-            assert each["resources"]["requests"].keys() == {"cpu", "memory"}, each["name"]
-            assert each["resources"]["limits"].keys() == {"memory"}, each["name"]
+@pytest.mark.parametrize("overlay", ["gate", "single"])
+def test_a_claim_of_one_pod_is_mounted_by_one_pod(overlay: str) -> None:
+    """ReadWriteOncePod would leave the pod of a CronJob waiting forever."""
+    (daemon,) = of_kind(overlay, "StatefulSet")
+
+    assert [claim["spec"]["accessModes"] for claim in daemon["spec"]["volumeClaimTemplates"]] == [
+        ["ReadWriteOncePod"]
+    ] * 2
+    assert [name for name, _ in pods(overlay)] == ["StatefulSet wald"]

@@ -104,13 +104,13 @@ def test_a_program_is_fed(host: Machine) -> None:
     assert host.value("wald-drain@access.service", "Result") == "success"
 
 
-def test_a_route_is_archived(host: Machine) -> None:
+def test_a_route_is_archived_and_the_log_verified(host: Machine, root: Path) -> None:
+    # A route is archived.
     host.run("systemctl", "start", "wald-archive@access.service")
     assert host.value("wald-archive@access.service", "Result") == "success"
     host.sh(f"wald-archive verify {ROOT}/archive --root {ROOT}")
 
-
-def test_a_log_is_verified_and_the_daemon_exports_it(host: Machine, root: Path) -> None:
+    # A log is verified and the daemon exports it.
     host.run("systemctl", "start", "wald-verify.service")
     eventually(lambda: "\nwald_last_verify_timestamp_seconds " in host.scraped(9464))
     assert "\nwald_last_verify_errors 0" in host.scraped(9464)

@@ -24,14 +24,12 @@ def analyze(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("name", units.SERVICES)
-def test_the_exposure_is_low(name: str) -> None:
+def test_the_exposure_is_low_and_every_relaxation_has_its_reason(name: str) -> None:
+    # The exposure is low.
     judged = analyze("security", "--offline=true", f"--threshold={EXPOSURE_MAX * 10:.0f}", units.UNITS / name)
     assert judged.returncode == 0, judged.stdout
 
-
-@pytest.mark.parametrize("name", units.SERVICES)
-def test_every_relaxation_has_its_reason(name: str) -> None:
-    """A comment names each directive that `systemd-analyze security` finds missing, or its value."""
+    # Every relaxation has its reason.
     judged = analyze("security", "--offline=true", "--json=short", units.UNITS / name)
     comments = "\n".join(re.findall("^#.*", (units.UNITS / name).read_text(), re.MULTILINE))
     missing = [each["name"] for each in json.loads(judged.stdout) if not each["set"]]
@@ -52,17 +50,15 @@ def test_an_instance_differs_from_the_one_log_in_its_paths_only(name: str) -> No
     assert named == (units.UNITS / name).read_text()
 
 
-def test_systemd_finds_nothing_wrong(machine: Machine) -> None:
-    """All units together, where the package puts them; manual pages are the package's."""
+def test_systemd_finds_nothing_wrong_and_reads_the_other_files(machine: Machine) -> None:
+    # Systemd finds nothing wrong.
     units.install(machine)
     names = [path.name.replace("@.", "@x.") for path in units.UNITS.iterdir() if path.suffix in _KINDS]
     judged = machine.run("systemd-analyze", "verify", "--man=no", *names, check=False)
     assert (judged.returncode, judged.stdout + judged.stderr) == (0, "")
     assert len(names) >= 10
 
-
-def test_systemd_reads_the_other_files(machine: Machine) -> None:
-    units.install(machine)
+    # Systemd reads the other files.
     assert machine.sh("stat -c '%U:%G %a' /var/lib/wald").strip() == "wald:wald 2750"
     assert machine.sh("getent passwd wald").split(":")[5] == "/var/lib/wald"
     assert "fs.pipe-user-pages-soft" in machine.sh("systemd-analyze cat-config sysctl.d/60-wald.conf")

@@ -79,41 +79,37 @@ def test_nothing_is_made_that_another_user_may_change(root: Path, tmp_path: Path
     assert ", 0700" in calls[first_made]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_an_interrupted_doctor_leaves_nothing(root: Path, number: signal.Signals) -> None:
-    with slow_doctor(root) as (tracer, pid):
-        os.kill(pid, number)
+def test_an_interrupted_doctor_leaves_nothing_and_the_next_removes_what_a_killed_one_has_left(
+    root: Path, tmp_path: Path
+) -> None:
+    # An interrupted doctor leaves nothing.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        with slow_doctor(root) as (tracer, pid):
+            os.kill(pid, number)
+        assert tracer.returncode == 130
+        assert scratch_directories(root) == []
 
-    assert tracer.returncode == 130
-    assert scratch_directories(root) == []
-
-
-def test_what_a_killed_doctor_has_left_is_removed_by_the_next(root: Path) -> None:
+    # What a killed doctor has left is removed by the next.
     with slow_doctor(root) as (_, pid):
         os.kill(pid, signal.SIGKILL)
     assert len(scratch_directories(root)) == 1
-
     assert examine(root).measured("root")["removed"] == 1
     assert scratch_directories(root) == []
 
-
-def test_a_doctor_at_work_keeps_its_scratch_directory(root: Path) -> None:
+    # A doctor at work keeps its scratch directory.
     with slow_doctor(root) as (tracer, doctor):
         os.kill(doctor, signal.SIGSTOP)  # otherwise it might finish first on a slow machine
         mine = scratch_directories(root)
         assert examine(root).measured("root")["removed"] == 0
         assert scratch_directories(root) == mine
         os.kill(doctor, signal.SIGCONT)
-
     assert tracer.returncode in (0, 14)
     assert scratch_directories(root) == []
 
-
-def test_a_scratch_directory_that_is_a_link_is_not_followed(root: Path, tmp_path: Path) -> None:
+    # A scratch directory that is a link is not followed.
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "file").touch()
     (root / "wald-doctor-0123456789abcdef.tmp").symlink_to(tmp_path / "mine")
-
     assert examine(root).measured("root")["removed"] == 0
     assert (tmp_path / "mine" / "file").exists()
 

@@ -142,42 +142,36 @@ def test_a_parent_in_which_every_user_may_rename_is_found(tmp_path: Path) -> Non
     assert examine(tmp_path / "open" / "log").outcome("rights") == "ok"
 
 
-def test_a_socket_that_the_daemon_could_not_make_is_found(tmp_path: Path) -> None:
+def test_a_socket_or_settings_that_the_daemon_would_refuse_are_found(tmp_path: Path) -> None:
+    # A socket that the daemon could not make is found.
     root = tmp_path / ("long" * 30)
     found = examine(root)
     code, _, _ = refusal_of("run", "--root", root)
-
     assert (code, found.failed) == (2, {"socket"})
     assert examine(root, env={"WALD_SOCKET": "/run/wald.sock"}).outcome("socket") == "ok"
 
-
-def test_settings_are_judged_as_the_daemon_judges_them(tmp_path: Path) -> None:
+    # Settings are judged as the daemon judges them.
     config = tmp_path / "wald.toml"
     config.write_text('sync = "commit"\nsegment_max_byte = 5\n')
     found = examine(tmp_path / "log", "--config", config)
     _, message, hint = refusal_of("run", "--root", tmp_path / "log", "--config", config)
-
     assert found.failed == {"settings"}
     assert (found.message("settings"), found.checks["settings"]["advice"]) == (message, hint)
 
 
-def test_a_limit_of_files_that_is_too_small_is_found(log: Path) -> None:
+def test_limits_that_are_too_small_are_found_also_those_of_the_daemon_that_runs(log: Path) -> None:
+    # A limit of files that is too small is found.
     prlimit = shutil.which("prlimit")
     assert prlimit
     found = examine(log, prefix=[prlimit, "--nofile=100:100", "--fsize=2097152:2097152"])
-
     assert found.failed == {"limits"}
     assert "2097152 bytes" in found.message("limits")
     found = examine(log, prefix=[prlimit, "--nofile=100:100"])
     assert (found.outcome("limits"), found.measured("limits")["open_files"]) == ("warn", 100)
 
-
-def test_limits_are_those_of_the_daemon_that_runs(log: Path) -> None:
-    prlimit = shutil.which("prlimit")
-    assert prlimit
+    # Limits are those of the daemon that runs.
     with Daemon(log, prefix=[prlimit, "--nofile=150:150"]):
         found = examine(log)
-
     assert (found.outcome("limits"), found.measured("limits")["open_files"]) == ("warn", 150)
 
 

@@ -193,16 +193,18 @@ def test_facts_lead_to_the_outcome() -> None:
         assert found.outcome not in (WARN, FAIL) or found.advice
 
 
-def test_every_check_is_in_the_table() -> None:
+def test_every_check_is_in_the_table_and_every_outcome_on_its_page() -> None:
+    # Every check is in the table.
     found = {check.needs for check in CHECKS}
     assert found == set(get_args(Needs))
     assert {type(row.facts) for row in TABLE} == {check.facts for check in CHECKS}
 
+    # The page explains every outcome.
+    assert {row[0].strip("`") for row in rows("docs/doctor.md", "## Outcomes and exit codes")} == set(Outcome)
 
-def test_a_hint_quotes_the_root_for_a_shell() -> None:
-    found = replace(SPACE, free_bytes=1, pinned_bytes=1).verdict(PATHS)
-
-    assert found.advice.startswith("wald --root '/data/my log' explain; df -h /data")
+    # A hint quotes the root for a shell.
+    judged = replace(SPACE, free_bytes=1, pinned_bytes=1).verdict(PATHS)
+    assert judged.advice.startswith("wald --root '/data/my log' explain; df -h /data")
 
 
 def test_checks_name_the_promises_that_rest_on_them() -> None:
@@ -224,7 +226,3 @@ def test_checks_name_the_promises_that_rest_on_them() -> None:
         if names := {check.name for check in CHECKS if int(number) in check.promises}:
             found[next((words for words in concerned if words in promise), promise)] = names
     assert found == concerned
-
-
-def test_the_page_explains_every_outcome() -> None:
-    assert {row[0].strip("`") for row in rows("docs/doctor.md", "## Outcomes and exit codes")} == set(Outcome)

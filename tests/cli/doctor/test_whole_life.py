@@ -104,7 +104,8 @@ def test_each_path_of_a_root_has_a_known_name(tmp_path: Path) -> None:
     assert [path for path in paths if not known[path.parent](path.name)] == []
 
 
-def test_a_cursor_is_never_foreign(tmp_path: Path) -> None:
+def test_a_cursor_is_never_foreign_and_what_holds_it_is_to_be_repaired_in_place(tmp_path: Path) -> None:
+    # A cursor is never foreign.
     root = tmp_path / "log"
     output_of("init", "--root", root)
     (root / "routes/a/cursors").mkdir(parents=True)
@@ -112,22 +113,17 @@ def test_a_cursor_is_never_foreign(tmp_path: Path) -> None:
     for place in places:
         (place / "billing.cursor").touch()
         (place / ".notes").touch()
-
     assert set(files_of(root).measured("files")["strange"]) == {str(place / ".notes") for place in places}
 
-
-def test_what_holds_a_cursor_is_to_be_repaired_in_place(tmp_path: Path) -> None:
-    root = tmp_path / "log"
-    output_of("init", "--root", root)
-    (root / "routes/a/cursors").mkdir(parents=True)
-    (root / "routes/a/cursors/billing.cursor").touch()
+    # What holds a cursor is to be repaired in place.
+    for place in places[:-1]:
+        (place / "billing.cursor").unlink()
     (root / "log.json").chmod(0o666)
     for name in ("routes", "routes/a", "routes/a/cursors", "routes/a/cursors/billing.cursor"):
         before = (root / name).stat().st_mode
         (root / name).chmod(0o777)
         found = files_of(root)
         (root / name).chmod(before)
-
         assert found.measured("files")["unsafe_cursors"] == [f"{root / name}: mode 0777: every user may change it"]
         assert "files" in found.failed
         assert str(root / name) in found.message("files")
