@@ -22,61 +22,55 @@ from wald.format.names import LEDGERS, Kind
 N = "00000000000000000001"
 BAG = f"archive/a/{N}-{N}"
 # The first words of each row of docs/files.md, with example files.
-TABLE: dict[str, dict[str, FileKind]] = {
-    "`log.json`": {"log.json": FileKind.IDENTITY},
-    "`lock`": {"lock": FileKind.LOCK},
-    "`head`": {"head": FileKind.HEAD},
-    "`transfers`": {"transfers": FileKind.TRANSFERS},
-    "`clock.jsonl`": {"clock.jsonl": FileKind.CLOCK},
-    "`wald.sock`": {"wald.sock": FileKind.SOCKET},
-    "`segments/N.wal`": {f"segments/{N}.wal": FileKind.RAW},
-    "`segments/N.wal.idx`": {f"segments/{N}.wal.idx": FileKind.SPARSE_INDEX},
-    "`segments/N.wal.zst`": {f"segments/{N}.wal.zst": FileKind.SEALED},
-    "`segments/N.wal.zst.released`": {
-        f"segments/{N}.wal.zst.released": FileKind.RELEASED,
-        f"segments/{N}.wal.released": FileKind.RELEASED,
-    },
-    "`segments/N.wal.zst.deleting`": {
-        f"segments/{N}.wal.zst.deleting": FileKind.DELETING,
-        f"segments/{N}.wal.deleting": FileKind.DELETING,
-    },
-    "`segments/N.wal.zst.whole`": {f"segments/{N}.wal.zst.whole": FileKind.WHOLE},
-    "`segments/*.tmp`": {
-        "segments/spare-1-00.tmp": FileKind.TEMPORARY,
-        f"segments/{N}.wal.zst.tmp": FileKind.TEMPORARY,
-    },
-    "`*.tmp`": {f"routes/a/cursors/g.cursor.{16 * '0'}.tmp": FileKind.TEMPORARY},
-    "`routes/R/`": {"routes/a": FileKind.ROUTE},
-    "`routes/R/in`": {"routes/a/in": FileKind.FIFO},
-    "`routes/R/in.found-N`": {"routes/a/in.found-1": FileKind.FOUND},
-    "`routes/R/cursors/G.cursor`": {"routes/a.b/cursors/processed.cursor": FileKind.CURSOR},
-    "`routes/R/cursors/`": {"routes/a/cursors": FileKind.CURSORS, "routes/a/cursors/g.cursor": FileKind.CURSOR},
-    "`routes/R/cursors/G.drain`": {"routes/a/cursors/g.drain": FileKind.HANDOVER},
-    "`routes/R/cursors/G.command`": {"routes/a/cursors/g.command": FileKind.COMMAND},
-    "`routes/R/cursors/G.command-K`": {"routes/a/cursors/g.command-3": FileKind.COMMAND},
-    "`routes/R/cursors/G.work`": {"routes/a/cursors/g.work": FileKind.WORK},
-    "`routes/R/cursors/G.ask`": {"routes/a/cursors/g.ask": FileKind.ASK},
-    "`routes/R/cursors/G.pin`": {"routes/a/cursors/g.pin": FileKind.PIN},
-    "`routes/R/retired`": {"routes/a/retired": FileKind.RETIRED},
-    **{f"`ledger/{name}`": {f"ledger/{name}": FileKind.LEDGER} for name in LEDGERS},
-    "`ledger/NAME-N.jsonl.zst`": {f"ledger/reclaim-{N}.jsonl.zst": FileKind.LEDGER_PART},
-    "`ledger/*.lock`": {"ledger/reclaim.lock": FileKind.LEDGER_LOCK},
-    "`archive/`": {
-        "archive": FileKind.DIRECTORY,
-        "archive/a": FileKind.ARCHIVED_ROUTE,
-        BAG: FileKind.BAG,
-        f"{BAG}/manifest.json": FileKind.BAG_PART,
-        f"{BAG}/data": FileKind.BAG_PART,
-        f"{BAG}/data/a-{N}.tar.zst": FileKind.BUNDLE,
-        f"{BAG}/data/a-{N}.tar": FileKind.BUNDLE,
-        f"{BAG}/data/a-{N}.tar.gz.sha256": FileKind.DIGEST,
-    },
-    "`gate/keys.log`": {"gate": FileKind.DIRECTORY, "gate/keys.log": FileKind.KEYS},
-    "`gate/keys.lock`": {"gate/keys.lock": FileKind.KEYS_LOCK},
-    "`quarantine/*`": {f"quarantine/{N}.wal.7": FileKind.QUARANTINE},
-    "`recovery/*.json`": {"recovery/0000000001.json": FileKind.RECOVERY},
-}
-EXAMPLES = [(path, kind) for row in TABLE.values() for path, kind in row.items()]
+TABLE: list[tuple[str, FileKind, *tuple[str, ...]]] = [
+    ("`log.json`", FileKind.IDENTITY, "log.json"),
+    ("`lock`", FileKind.LOCK, "lock"),
+    ("`head`", FileKind.HEAD, "head"),
+    ("`transfers`", FileKind.TRANSFERS, "transfers"),
+    ("`clock.jsonl`", FileKind.CLOCK, "clock.jsonl"),
+    ("`wald.sock`", FileKind.SOCKET, "wald.sock"),
+    ("`segments/N.wal`", FileKind.RAW, f"segments/{N}.wal"),
+    ("`segments/N.wal.idx`", FileKind.SPARSE_INDEX, f"segments/{N}.wal.idx"),
+    ("`segments/N.wal.zst`", FileKind.SEALED, f"segments/{N}.wal.zst"),
+    ("`segments/N.wal.zst.released`", FileKind.RELEASED, *(f"segments/{N}.wal{end}.released" for end in ("", ".zst"))),
+    ("`segments/N.wal.zst.deleting`", FileKind.DELETING, *(f"segments/{N}.wal{end}.deleting" for end in ("", ".zst"))),
+    ("`segments/N.wal.zst.whole`", FileKind.WHOLE, f"segments/{N}.wal.zst.whole"),
+    ("`segments/*.tmp`", FileKind.TEMPORARY, "segments/spare-1-00.tmp", f"segments/{N}.wal.zst.tmp"),
+    ("`*.tmp`", FileKind.TEMPORARY, f"routes/a/cursors/g.cursor.{16 * '0'}.tmp"),
+    ("`routes/R/`", FileKind.ROUTE, "routes/a"),
+    ("`routes/R/in`", FileKind.FIFO, "routes/a/in"),
+    ("`routes/R/in.found-N`", FileKind.FOUND, "routes/a/in.found-1"),
+    (
+        "`routes/R/cursors/G.cursor`",
+        FileKind.CURSOR,
+        "routes/a.b/cursors/processed.cursor",
+        "routes/a/cursors/g.cursor",
+    ),
+    ("`routes/R/cursors/`", FileKind.CURSORS, "routes/a/cursors"),
+    ("`routes/R/cursors/G.drain`", FileKind.HANDOVER, "routes/a/cursors/g.drain"),
+    ("`routes/R/cursors/G.command`", FileKind.COMMAND, "routes/a/cursors/g.command"),
+    ("`routes/R/cursors/G.command-K`", FileKind.COMMAND, "routes/a/cursors/g.command-3"),
+    ("`routes/R/cursors/G.work`", FileKind.WORK, "routes/a/cursors/g.work"),
+    ("`routes/R/cursors/G.ask`", FileKind.ASK, "routes/a/cursors/g.ask"),
+    ("`routes/R/cursors/G.pin`", FileKind.PIN, "routes/a/cursors/g.pin"),
+    ("`routes/R/retired`", FileKind.RETIRED, "routes/a/retired"),
+    *((f"`ledger/{name}`", FileKind.LEDGER, f"ledger/{name}") for name in LEDGERS),
+    ("`ledger/NAME-N.jsonl.zst`", FileKind.LEDGER_PART, f"ledger/reclaim-{N}.jsonl.zst"),
+    ("`ledger/*.lock`", FileKind.LEDGER_LOCK, "ledger/reclaim.lock"),
+    ("`archive/`", FileKind.DIRECTORY, "archive"),
+    ("`archive/`", FileKind.ARCHIVED_ROUTE, "archive/a"),
+    ("`archive/`", FileKind.BAG, BAG),
+    ("`archive/`", FileKind.BAG_PART, f"{BAG}/manifest.json", f"{BAG}/data"),
+    ("`archive/`", FileKind.BUNDLE, f"{BAG}/data/a-{N}.tar.zst", f"{BAG}/data/a-{N}.tar"),
+    ("`archive/`", FileKind.DIGEST, f"{BAG}/data/a-{N}.tar.gz.sha256"),
+    ("`gate/keys.log`", FileKind.DIRECTORY, "gate"),
+    ("`gate/keys.log`", FileKind.KEYS, "gate/keys.log"),
+    ("`gate/keys.lock`", FileKind.KEYS_LOCK, "gate/keys.lock"),
+    ("`quarantine/*`", FileKind.QUARANTINE, f"quarantine/{N}.wal.7"),
+    ("`recovery/*.json`", FileKind.RECOVERY, "recovery/0000000001.json"),
+]
+ROWS = {row for row, *_ in TABLE}
+EXAMPLES = [(path, kind) for _, kind, *paths in TABLE for path in paths]
 STRANGE = ["notes.txt", "segments/notes", f"segments/{N}.wal.bak", "routes/a/other", "ledger/notes", "recovery/1.json"]
 
 
@@ -91,8 +85,7 @@ def test_every_file_that_the_documentation_lists_is_known() -> None:
     page = (Path(__file__).parents[2] / "docs/files.md").read_text().split("## ")[0]
     rows = re.findall(r"^\| (`[^`]+`)", page, re.MULTILINE)
 
-    assert [row for row in rows if row not in TABLE] == []
-    assert [row for row in TABLE if row not in rows] == []
+    assert set(rows) == ROWS
     assert {kind for _, kind in EXAMPLES} == set(FileKind) - {FileKind.ROOT, FileKind.FOREIGN}
 
 

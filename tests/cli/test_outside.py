@@ -272,8 +272,17 @@ def test_no_name_on_a_command_line_leads_outside(tmp_path: Path, way: str) -> No
     assert set(Root(root).route_names()) <= {"r", "dead_letter"}
 
 
-def test_no_name_over_the_socket_leads_outside(tmp_path: Path) -> None:
-    """NUL bytes are rejected too; a name may have up to 127 bytes."""
+def test_no_name_over_the_socket_or_in_the_settings_leads_outside(tmp_path: Path) -> None:
+    # No name in the settings leads outside.
+    settings = tmp_path / "wald.toml"
+    for name in (*_HOSTILE, "a\0b"):
+        quoted = name.replace("\n", "\\n").replace("\0", "\\u0000")
+        settings.write_text(f'[routes."{quoted}"]\nfifo = true\n')
+        code, _, _ = refusal_of("run", "--root", tmp_path / "log", "--config", settings)
+        assert code == InvalidInput.exit_code, name
+        assert os.listdir(tmp_path) == ["wald.toml"], name
+
+    # No name over the socket leads outside: NUL bytes are rejected too; a name may have up to 127 bytes.
     root = tmp_path / "inside" / "log"
     root.parent.mkdir()
     with Daemon(root) as daemon:
@@ -284,16 +293,6 @@ def test_no_name_over_the_socket_leads_outside(tmp_path: Path) -> None:
         assert daemon.ask(f"ROUTE ADD {'x' * 127}").startswith("OK ")
         assert state(tmp_path, without=(root, daemon.log_path)) == before
     assert Root(root).route_names() == ["x" * 127]
-
-
-def test_no_name_in_the_settings_leads_outside(tmp_path: Path) -> None:
-    settings = tmp_path / "wald.toml"
-    for name in (*_HOSTILE, "a\0b"):
-        quoted = name.replace("\n", "\\n").replace("\0", "\\u0000")
-        settings.write_text(f'[routes."{quoted}"]\nfifo = true\n')
-        code, _, _ = refusal_of("run", "--root", tmp_path / "log", "--config", settings)
-        assert code == InvalidInput.exit_code, name
-        assert os.listdir(tmp_path) == ["wald.toml"], name
 
 
 def test_directories_that_can_be_no_routes_are_left_alone(tmp_path: Path) -> None:
@@ -315,8 +314,7 @@ def test_directories_that_can_be_no_routes_are_left_alone(tmp_path: Path) -> Non
 # The environment and the settings.
 
 
-@pytest.mark.parametrize("what", ["file", "directory", "link", "link to nothing"])
-def test_the_socket_takes_the_place_of_nothing_else(tmp_path: Path, what: str) -> None:
+def test_the_socket_takes_the_place_of_nothing_else(tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "file").write_text("precious")
@@ -324,8 +322,9 @@ def test_the_socket_takes_the_place_of_nothing_else(tmp_path: Path, what: str) -
     (outside / "link").symlink_to("file")
     (outside / "link to nothing").symlink_to("nothing")
     before = state(outside)
-    code, message, _ = refusal_of("run", "--root", tmp_path / "log", env={"WALD_SOCKET": str(outside / what)})
-    assert (code, "the existing file is not a socket" in message) == (InvalidInput.exit_code, True)
+    for path in outside.iterdir():
+        code, message, _ = refusal_of("run", "--root", tmp_path / "log", env={"WALD_SOCKET": str(path)})
+        assert (code, "the existing file is not a socket" in message) == (InvalidInput.exit_code, True)
     assert state(outside) == before
 
 

@@ -39,7 +39,8 @@ def test_a_directory_that_hides_the_log_is_named(log: Path, line: list[str]) -> 
     assert hint == f"run this program as user {OWNER.user_id}, or as a member of group {OWNER.group_id}; ls -ld {log}"
 
 
-def test_what_is_the_owners_is_refused_to_a_member_of_the_group(log: Path) -> None:
+def test_a_refusal_names_the_file_and_who_may_use_it(log: Path) -> None:
+    # What is the owners is refused to a member of the group.
     for line, wanted in (
         (command("route", "add", "b"), "routes/b"),
         (command("route", "retire", "a"), "routes/a/retired"),
@@ -51,31 +52,26 @@ def test_what_is_the_owners_is_refused_to_a_member_of_the_group(log: Path) -> No
         assert (code, message.startswith(f"{log / wanted}")) == (NotPermitted.exit_code, True), message
         assert hint.startswith(f"run this program as user {OWNER.user_id}; ls -ld "), hint  # already in the group
 
-
-def test_the_hint_for_a_reader_is_how_to_become_a_consumer(log: Path) -> None:
+    # The hint for a reader is how to become a consumer.
     opening = f"allow an OS group to keep cursors here: wald --root {log} route add a --consumers GROUP"
     for line, wanted in ((SETTING, "processed.cursor"), (DRAIN, "processed.drain")):
         code, message, hint = refusal(MEMBER, with_root(line, log))
         assert (code, message) == (NotPermitted.exit_code, f"{log}/routes/a/cursors/{wanted}: permission denied")
         assert hint == f"run this command as user {OWNER.user_id}; or, as {OWNER.user_id}, {opening}"
 
-
-def test_a_file_that_root_has_made_is_to_be_given_to_the_logs_owner(log: Path) -> None:
+    # A file that root has made is to be given to the logs owner.
     lock = log / "ledger/reclaim.lock"
     lock.touch(mode=0o600)
     code, message, hint = refusal(OWNER, sidecar("reclaim", "--root", log))
     lock.unlink()
-
     assert (code, message) == (NotPermitted.exit_code, f"{lock}: permission denied")
     assert hint == f"as root: chown {OWNER.user_id} {lock}; ls -ld {lock}"
 
-
-def test_a_file_that_is_not_the_groups_is_not_damaged(log: Path) -> None:
+    # A file that is not the groups is not damaged.
     log.joinpath("log.json").chmod(0o600)
     try:
         code, message, hint = refusal(MEMBER, command("head", "--root", log))
     finally:
         log.joinpath("log.json").chmod(0o640)
-
     assert (code, message) == (NotPermitted.exit_code, f"{log}/log.json: permission denied")
     assert hint == f"run this program as user {OWNER.user_id}; ls -ld {log}/log.json"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from running import Daemon, output_of, refusal_of, refused, run, wald
 
-from wald.errors import Damaged, InvalidInput, Locked, NotFound, Refused, Unavailable, UnsupportedFormat, WaldError
+from wald.errors import Damaged, InvalidInput, Locked, NotFound, Refused, Unavailable, UnsupportedFormat
 
 LONG = "x" * 200
 

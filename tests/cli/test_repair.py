@@ -167,7 +167,8 @@ def test_a_log_that_has_lost_its_ledger_directory_gets_another(log: Path, also: 
     assert output_of("repair", "--root", log) == b"OK: nothing to repair\n"
 
 
-def test_a_log_that_has_lost_its_identity_gets_it_back_by_what_other_commands_say(log: Path) -> None:
+def test_a_lost_identity_is_rebuilt_and_a_cursor_that_cannot_be_read_is_left_with_what_to_type(log: Path) -> None:
+    # A log that has lost its identity gets it back by what other commands say.
     content = (log / "log.json").read_bytes()
     (log / "log.json").unlink()
     _, _, hint = refusal_of("read", "a", "--root", log)
@@ -178,11 +179,20 @@ def test_a_log_that_has_lost_its_identity_gets_it_back_by_what_other_commands_sa
     proposed = wald("repair", "--dry-run", "--root", log)
     assert proposed.returncode == Damaged.exit_code
     assert b"repair: rewrite log.json: it is missing; " in proposed.stdout
-
     assert b"OK: 1 action done, 0 records lost" in output_of("repair", "--root", log)
     assert json.loads((log / "log.json").read_bytes())["log"] == json.loads(content)["log"]
     assert b"log.json was rebuilt: it is missing" in output_of("history", "--root", log)
     assert output_of("read", "a", "--root", log) == b"one\ntwo\nthree\nfour\n\xff\nsix words\n"
+
+    # A cursor that cannot be read is left with what to type.
+    cursor = log / "routes/a/cursors/processed.cursor"
+    cursor.write_bytes(b"garbage\n")
+    done = wald("repair", "--root", log)
+    assert done.returncode == Damaged.exit_code
+    assert b"not repaired: routes/a/cursors/processed.cursor" in done.stdout
+    hint = f"wald --root {log} cursor set a SEQUENCE --group processed --rewind"
+    assert hint.encode() in done.stdout
+    assert cursor.read_bytes() == b"garbage\n"
 
 
 def test_it_refuses_while_a_daemon_runs(daemon: Daemon, root: Path) -> None:
@@ -193,14 +203,3 @@ def test_it_refuses_while_a_daemon_runs(daemon: Daemon, root: Path) -> None:
         stopping, _, killing = hint.partition(", if systemd runs it; otherwise ")
         assert stopping == "stop the daemon: systemctl stop wald.socket wald"
         assert killing == f"kill {daemon.process.pid}"
-
-
-def test_a_cursor_that_cannot_be_read_is_left_with_what_to_type(log: Path) -> None:
-    cursor = log / "routes/a/cursors/processed.cursor"
-    cursor.write_bytes(b"garbage\n")
-    done = wald("repair", "--root", log)
-    assert done.returncode == Damaged.exit_code
-    assert b"not repaired: routes/a/cursors/processed.cursor" in done.stdout
-    hint = f"wald --root {log} cursor set a SEQUENCE --group processed --rewind"
-    assert hint.encode() in done.stdout
-    assert cursor.read_bytes() == b"garbage\n"

@@ -92,7 +92,8 @@ def test_a_result_that_cannot_be_written_is_a_failure(filled: Path) -> None:
     assert at(filled) == b"1\n"
 
 
-def test_a_stdin_that_cannot_be_read_is_an_error_at_once(filled: Path) -> None:
+def test_what_cannot_be_read_or_reported_is_an_error_at_once_and_changes_nothing(filled: Path) -> None:
+    # A stdin that cannot be read is an error at once.
     for streams in ("<&-", "0> /dev/null"):
         assert refused(ended(command("append", "a", "--root", filled), streams))[:2] == (2, "stdin is closed")
     assert refused(ended(command("append", "a", "/dev/stdin", "--root", filled), "<&-"))[0] == 2
@@ -100,10 +101,8 @@ def test_a_stdin_that_cannot_be_read_is_an_error_at_once(filled: Path) -> None:
     assert refused(ended(running, "<&-"))[0] == 2
     assert values(filled) == [b"one", b"two"]
 
-
-def test_an_error_without_a_stderr_has_its_exit_code_and_changes_nothing(filled: Path) -> None:
+    # An error without a stderr has its exit code and changes nothing.
     before = {path: path.read_bytes() for path in (filled / "segments").iterdir()}
-
     assert ended(command("read", "none", "--root", filled), ">&- 2>&-").returncode == 3
     assert ended(command("append", "none", "--root", filled), ">&- 2>&-", b"x\n").returncode == 3
     assert {path: path.read_bytes() for path in (filled / "segments").iterdir()} == before

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from asking import REQUEST_MAX
+from contents import assert_sound
 from full_disk import small_file_system
 from running import Client, Daemon, Start
 
@@ -18,20 +19,35 @@ def root(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def start(root: Path) -> Iterator[Start]:
-    """Start a daemon, and add routes such as "a fifo"; settings are keywords, as ``segment_max_bytes="64KiB"``."""
+def start(root: Path, request: pytest.FixtureRequest) -> Iterator[Start]:
+    """Start a daemon, and add routes such as "a fifo"; settings are keywords, as ``segment_max_bytes="64KiB"``.
+
+    After the test, the last daemon of each root stops with 0, and its log is sound unless the test uses ``unsound``.
+    """
+    for name in {"disk", "small"}.intersection(request.fixturenames):
+        request.getfixturevalue(name)  # a file system is unmounted after its daemon has ended
+    daemons: dict[Path, Daemon] = {}
     with ExitStack() as running:
 
         def started(*arguments: object, at: Path = root, routes: Sequence[str] = (), **options: Any) -> Daemon:
             # Any: settings are strings, and the rest is what Daemon takes.
             passed = {name: options.pop(name) for name in ("stdin", "pass_fds", "ready", "anew") if name in options}
             env = options.pop("env", {}) | {f"WALD_{name.upper()}": str(value) for name, value in options.items()}
-            daemon = running.enter_context(Daemon(at, *arguments, env=env, **passed))
+            daemon = daemons[at] = running.enter_context(Daemon(at, *arguments, env=env, **passed))
             for route in routes:
                 assert daemon.ask(f"ROUTE ADD {route}").startswith("OK added ")
             return daemon
 
         yield started
+        for at, daemon in daemons.items():
+            assert daemon.process.poll() is not None or daemon.stop() == 0, daemon.log
+            if (at / "log.json").exists() and "unsound" not in request.fixturenames:
+                assert_sound(at)
+
+
+@pytest.fixture
+def unsound() -> None:
+    """Mark a test that leaves a log with damage or without its first records."""
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from asking import CHUNK, stat
-from contents import assert_sound, records, text
+from contents import records, text
 from running import Client, Daemon, Start, eventually, writable
 
 from wald.files.disk import Disk
@@ -47,7 +47,6 @@ def test_content_is_stored_as_it_came(start: Start, root: Path, feed: Feed) -> N
     feed(start(), data)
 
     assert [record.value for record in records(root)] == data.split(b"\n")[:-1]
-    assert_sound(root)
 
 
 @pytest.mark.slow
@@ -55,8 +54,6 @@ def test_short_lines_fill_a_pipe_to_the_byte(start: Start, root: Path) -> None:
     """Many lines whose ends fall anywhere in the chunks, after a first one that shifts them all."""
     data = b"x" * 4093 + b"\n" + b"".join(b"%d\n" % i for i in range(400_000))
     through_fifo(start(), data)
-
-    assert_sound(root)
 
 
 def test_stdin_is_taken_to_its_end(start: Start, root: Path) -> None:
@@ -76,7 +73,6 @@ def test_stdin_is_taken_to_its_end(start: Start, root: Path) -> None:
     assert text(root, "r") == data
     assert not records(root, "r")[-1].terminated
     assert text(root, "other") == b"beside\n"
-    assert_sound(root)
 
 
 @pytest.mark.parametrize("data", [b"", b"\n\n", AWKWARD + b"z" * (5 << 20)], ids=len)
@@ -87,7 +83,6 @@ def test_stdin_may_be_a_file(start: Start, root: Path, tmp_path: Path, data: byt
         assert start("--stdin", "r", stdin=file.fileno(), ready=False).wait() == 0
 
     assert text(root, "r") == data
-    assert_sound(root)
 
 
 def test_a_line_goes_on_in_a_pipe_that_somebody_holds(start: Start, root: Path) -> None:
@@ -113,7 +108,6 @@ def test_a_line_goes_on_in_a_pipe_that_somebody_holds(start: Start, root: Path) 
         long.write(b"d\n")
         eventually(lambda: text(root, "long").endswith(b"next\n" + b"c" * (CHUNK + 1000) + b"d\n"))
     assert len(records(root, "long")) == 3
-    assert_sound(root)
 
 
 @pytest.mark.parametrize("end", ["stop", "kill"])
@@ -134,7 +128,6 @@ def test_a_long_line_whose_rest_is_lost_ends_where_it_is(start: Start, root: Pat
 
     assert text(root, "r") == b"a" * CHUNK + b"next\n"
     assert not records(root)[0].terminated
-    assert_sound(root)
 
 
 def test_a_pipe_may_be_full_of_a_few_spliced_bytes(start: Start, root: Path, tmp_path: Path) -> None:
@@ -161,7 +154,6 @@ def test_a_pipe_may_be_full_of_a_few_spliced_bytes(start: Start, root: Path, tmp
     assert daemon.wait() == 0
     assert text(root, "r") == data + b"y\n"
     assert len(records(root)) == 1
-    assert_sound(root)
 
 
 def test_publishers_never_meet_a_long_line_half_way(start: Start, root: Path) -> None:
@@ -179,7 +171,6 @@ def test_publishers_never_meet_a_long_line_half_way(start: Start, root: Path) ->
     assert [value for value in found if value[:5] != b"short"] == [
         b"%d" % (number % 10) * (CHUNK + number) for number in range(30)
     ]
-    assert_sound(root)
 
 
 def test_a_line_above_the_limit_becomes_several_records(start: Start, root: Path) -> None:
@@ -197,7 +188,6 @@ def test_a_line_above_the_limit_becomes_several_records(start: Start, root: Path
     assert b"".join(record.value for record in found) + b"\nnext\n" == data
     assert max(len(record.value) for record in found) <= limit + CHUNK
     assert (following.value, rest.value, rest.terminated) == (b"next", b"the rest", False)
-    assert_sound(root)
 
 
 @pytest.mark.parametrize("running", [True, False], ids=["running", "stopped"])
@@ -220,7 +210,6 @@ def test_a_long_line_ends_where_its_route_is_retired(start: Start, root: Path, r
         eventually(lambda: text(root, "r") == b"a" * CHUNK + b"next\n")
 
     assert [record.terminated for record in records(root)] == [False, True]
-    assert_sound(root)
 
 
 def test_a_retired_fifo_is_read_again_when_its_route_is_taken_back(start: Start, root: Path) -> None:
@@ -240,7 +229,6 @@ def test_a_retired_fifo_is_read_again_when_its_route_is_taken_back(start: Start,
                 assert [client.reply() for _ in range(3)] == ["OK added r", "OK retired r", "OK added r"]
         fifo.write(b"after\n")
         eventually(lambda: text(root, "r") == b"before\nmeanwhile\nafter\n")
-    assert_sound(root)
 
 
 @pytest.mark.slow

@@ -99,8 +99,6 @@ def test_a_failed_write_or_sync_costs_the_descriptor_not_the_batch(
     since = [call for call in seen[failed + 1 :] if descriptor_of(call) == descriptor_of(seen[failed])]
     assert [call.split("(")[0] for call in since] == ["close"]
     assert values(root, "a") == [b"first"] * advanced + [b"from the pipe", b"second"]
-    assert daemon.stop() == 0
-    assert_sound(root)
 
 
 def test_when_the_next_segment_fails_too_the_daemon_ends_and_leaves_a_sound_log(
@@ -122,7 +120,6 @@ def test_when_the_next_segment_fails_too_the_daemon_ends_and_leaves_a_sound_log(
         assert client.ask(b"PUB a 7 pid=1 pseq=2\nsecond\n").startswith("OK ")
 
     assert sorted(values(root)) == [b"first", b"from the pipe", b"second"]
-    assert_sound(root)
     os.close(holder)
 
 
@@ -137,7 +134,6 @@ def test_a_cut_that_fails_is_tried_again(start: Start, root: Path, tmp_path: Pat
         eventually(lambda: client.ask(b"CUT\n") == "OK cut 3")
         assert client.ask(b"PUB a 6\nthird\n") == "OK 3 3"
     assert values(root) == [b"first", b"second", b"third"]
-    assert_sound(root)
 
 
 def called(trace: Trace) -> list[str]:
@@ -164,7 +160,6 @@ def test_other_policies_acknowledge_without_a_sync(start: Start, root: Path, tmp
     daemon.start_again()
 
     assert values(root) == [b"first", b"second"]
-    assert_sound(root)
 
 
 @pytest.mark.parametrize("minimum", ["8MiB", 0], ids=["guarded", "to-the-last-byte"])
@@ -188,8 +183,6 @@ def test_a_full_disk_makes_producers_wait_and_loses_nothing(start: Start, disk: 
     assert values(root, "pipe") == [b"%07d" % number for number in range(sent // 8)]
     assert values(root, "a") == [b"waits"]
     eventually(lambda: "disk has room again" in daemon.log)
-    assert daemon.stop() == 0
-    assert_sound(root)
 
 
 def test_a_stop_on_a_full_disk_leaves_pipes_as_they_are(start: Start, disk: Path) -> None:
@@ -207,7 +200,6 @@ def test_a_stop_on_a_full_disk_leaves_pipes_as_they_are(start: Start, disk: Path
     daemon.start_again()
     eventually(lambda: len(records(root)) == sent // 8)
     assert values(root) == [b"%07d" % number for number in range(sent // 8)]
-    assert_sound(root)
     os.close(fifo)
 
 
@@ -235,6 +227,7 @@ def test_a_head_file_that_was_harmed_is_recreated_at_the_next_commit(start: Star
             assert client.ask(b"PUB r 2\na\n") == f"OK {number} {number}"
             assert f"seq={number:020} ".encode() in (root / "head").read_bytes()
             harmed(root / "head", harm)
+        assert client.ask(b"PUB r 2\na\n") == "OK 5 5"
 
 
 @pytest.mark.parametrize("harm", HARMS[1::2])
@@ -258,7 +251,6 @@ def test_a_takes_file_that_was_harmed_is_made_anew_at_the_next_take(
     eventually(lambda: values(root)[-1:] == [b"last"])
     assert values(root) == [b"first", b"tick", b"tick", b"last"]
     os.close(holder)
-    assert_sound(root)
 
 
 def test_a_takes_file_that_is_shortened_before_a_take_costs_nothing(start: Start, root: Path, tmp_path: Path) -> None:
@@ -273,8 +265,6 @@ def test_a_takes_file_that_is_shortened_before_a_take_costs_nothing(start: Start
         eventually(lambda: values(root) == [b"first"])
         fifo.write(b"second\n")
         eventually(lambda: values(root) == [b"first", b"second"])
-    assert daemon.stop() == 0
-    assert_sound(root)
 
 
 def test_a_start_without_a_byte_of_room_says_what_to_do(start: Start, disk: Path) -> None:
@@ -320,8 +310,6 @@ def test_every_verb_is_answered_while_the_disk_refuses_a_turn(start: Start, root
         assert second.ask(b"ROUTE ADD b\n") == "OK added b"
         eventually(lambda: values(root, "r") == [b"fifo"])
     assert sorted(values(root, "a")) == [b"v", b"w", b"x", b"y", b"z"]
-    assert daemon.stop() == 0
-    assert_sound(root)
 
 
 @contextmanager
@@ -359,8 +347,6 @@ def test_sighup_takes_settings_while_the_disk_refuses_a_turn(start: Start, root:
             assert client.reply() == "ERR full the disk is full"
         eventually(lambda: client.ask(b"PUB a 2\nz\n") == "OK 3 3")
     assert values(root) == [b"x", b"y", b"z"]
-    assert daemon.stop() == 0
-    assert_sound(root)
 
 
 @pytest.mark.slow
@@ -399,7 +385,6 @@ def test_a_connection_that_leaves_has_its_records_stored_and_a_stop_does_not_wai
             assert daemon.stop() == 0
         assert client.reply() == ""
     assert values(root) == [b"x", b"y"]
-    assert_sound(root)
 
 
 def test_a_refusal_before_the_write_leaves_the_segment(start: Start, root: Path, tmp_path: Path) -> None:
@@ -414,5 +399,3 @@ def test_a_refusal_before_the_write_leaves_the_segment(start: Start, root: Path,
         assert sorted(path.name for path in (root / "segments").glob("*.wal")) == segments
     eventually(lambda: values(root) == [b"line"])
     assert "write failed" not in daemon.log
-    assert daemon.stop() == 0
-    assert_sound(root)

@@ -5,18 +5,15 @@ import os
 import re
 import socket
 import struct
-import sys
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from endpoint import free_address, get, metrics
 from full_disk import fill
-from running import TIMEOUT_SECONDS, Client, Start, eventually, run
+from running import TIMEOUT_SECONDS, Client, Start, eventually
 
 from wald.daemon.metrics import Metrics, MetricsProcess, daemon_metrics
-from wald.files.disk import Disk
-from wald.files.identity import create_root
 
 
 @pytest.fixture
@@ -131,28 +128,6 @@ def test_an_address_it_cannot_listen_on_is_refused(start: Start, address: str) -
 
 
 DISK_BYTES = 16 << 20
-_FAILED_START = """
-import os, socket, sys
-from pathlib import Path
-from wald.daemon.loop import run
-from wald.errors import WaldError
-from wald.settings import load
-try:
-    run(Path(sys.argv[1]), load(None, os.environ))
-except WaldError as error:
-    host, _, port = os.environ["WALD_METRICS"].partition(":")
-    socket.create_server((host, int(port))).close()
-    print(error)
-"""
-
-
-def test_a_failed_start_frees_the_address(root: Path, address: str) -> None:
-    """Even in a process that continues."""
-    create_root(root, Disk(), now="")
-    (root / "transfers").mkdir()
-    done = run([sys.executable, "-c", _FAILED_START, str(root)], env={**os.environ, "WALD_METRICS": address})
-    assert done.returncode == 0, done.stderr
-    assert b"transfers: a directory, not a file" in done.stdout
 
 
 def test_healthy_means_progress(start: Start, disk: Path, address: str) -> None:

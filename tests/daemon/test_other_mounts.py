@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from asking import stat
-from contents import assert_sound, values
+from contents import values
 from crashed import newest
 from logs import Built
 from mounting import MIB, mounted
@@ -84,7 +84,6 @@ def test_a_replaced_active_segment_is_put_back_and_the_other_file_is_kept(
     (kept,) = [each for each in segments.iterdir() if each.name.startswith(f"{path.name}-")]
     assert f'"quarantined": "{kept}"' in daemon.log
     assert (kept.read_bytes() == b"a stranger") if replaced_by is a_file else (kept.is_dir())
-    assert daemon.stop() == 0
 
 
 def test_a_start_moves_an_unreadable_segment_aside(segments: Path, root: Path, start: Start) -> None:
@@ -101,7 +100,6 @@ def test_a_start_moves_an_unreadable_segment_aside(segments: Path, root: Path, s
     assert publish(daemon, b"y")[0].startswith("OK")
     assert values(root) == [b"x", b"y"]
     assert noise in [each.read_bytes() for each in segments.iterdir() if each.name.startswith(f"{path.name}.")]
-    assert daemon.stop() == 0
 
 
 def test_nothing_is_acknowledged_while_it_is_unmounted(segments: Path, root: Path, store: Path, start: Start) -> None:
@@ -119,8 +117,6 @@ def test_nothing_is_acknowledged_while_it_is_unmounted(segments: Path, root: Pat
     daemon.start_again()
     assert values(root) == [b"x", b"y"]
     assert publish(daemon, b"z") == ["OK 3 3"]
-    assert daemon.stop() == 0
-    assert_sound(root)
 
 
 def test_the_daemon_continues_if_it_is_mounted_again_soon(
@@ -155,7 +151,6 @@ def test_another_directory_in_its_place_takes_nothing(root: Path, start: Start) 
     (root / "away").rename(root / "segments")
     daemon.start_again()
     assert values(root) == [b"x"]
-    assert_sound(root)
 
 
 def test_no_start_begins_a_log_on_a_bare_mount_point(segments: Path, root: Path, store: Path, start: Start) -> None:
@@ -171,7 +166,6 @@ def test_no_start_begins_a_log_on_a_bare_mount_point(segments: Path, root: Path,
     mount(store, segments)
     daemon.start_again()
     assert publish(daemon, b"y") == ["OK 2 2"]
-    assert daemon.stop() == 0
 
 
 def test_commands_name_the_mount_and_no_way_to_skip_records_while_it_is_unmounted(root: Path) -> None:
@@ -198,6 +192,7 @@ def test_commands_name_the_mount_and_no_way_to_skip_records_while_it_is_unmounte
     assert [record.value for record in open_log(root).records("a", group="g")] == [b"1", b"2"]
 
 
+@pytest.mark.usefixtures("unsound")
 def test_a_log_without_segments_starts_after_a_repair_has_given_them_up(root: Path, start: Start) -> None:
     daemon = start()
     daemon.ask(f"ROUTE ADD {ROUTE}")
@@ -209,7 +204,6 @@ def test_a_log_without_segments_starts_after_a_repair_has_given_them_up(root: Pa
     assert wald("repair", "--accept-loss", "--root", root).returncode == 0
     daemon.start_again()
     assert publish(daemon, b"y") == ["OK 2 2"]
-    assert daemon.stop() == 0
 
 
 def test_the_room_is_that_of_the_segments_where_the_root_is_small(tmp_path: Path, start: Start) -> None:
@@ -228,6 +222,7 @@ def test_the_room_is_that_of_the_segments_where_the_root_is_small(tmp_path: Path
         assert daemon.stop() == 0
 
 
+@pytest.mark.usefixtures("unsound")
 def test_the_reserve_is_that_of_the_segments_where_the_root_is_large(tmp_path: Path, root: Path, start: Start) -> None:
     assert wald("init", "--root", root).returncode == 0
     with mounted(root / "segments", "-t", "tmpfs", "-o", "size=24m", "tmpfs") as segments:

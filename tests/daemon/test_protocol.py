@@ -12,7 +12,7 @@ from typing import IO, Any
 
 import pytest
 from asking import REQUEST_MAX, SPOOLED, sequence, stat, written
-from contents import assert_sound, records, text, values
+from contents import records, text, values
 from running import Client, Daemon, Start, command, eventually
 from users import acting_as
 
@@ -286,7 +286,6 @@ def test_repetitions_and_conflicts_are_recognised_after_kills_and_cuts(start: St
             assert client.ask(numbered("r", 7, first)) == f"OK {first + 1} {first + 1}"
 
     assert text(root, "r") == b"1\n2\n" + large + b"3\n4\n5\n6\n"
-    assert_sound(root)
 
 
 def test_other_content_under_a_number_that_is_taken_is_refused(shared: Daemon, client: Client, route: str) -> None:
@@ -396,7 +395,6 @@ def test_each_way_in_says_who_it_was(start: Start, root: Path) -> None:
     with start():
         eventually((root / "segments" / f"{1:020}.wal.zst").exists)
         told()
-    assert_sound(root)
 
 
 def test_records_of_two_processes_in_one_turn_stay_apart(start: Start, root: Path) -> None:
@@ -417,4 +415,3 @@ def test_records_of_two_processes_in_one_turn_stay_apart(start: Start, root: Pat
         daemon.process.send_signal(signal.SIGCONT)
         numbers = {int(line_of(each).split()[1]): each.pid for each in processes}
     assert numbers == dict(enumerate((sender["pid"] for sender in senders(root)["a"]), start=1))
-    assert_sound(root)

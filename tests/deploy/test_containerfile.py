@@ -137,23 +137,31 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Image]:
         built.close()
 
 
-def test_it_runs_as_the_user_of_the_manifests() -> None:
+def test_it_runs_as_the_user_of_the_manifests_with_their_commands_and_what_it_copies() -> None:
+    # It runs as the user of the manifests.
     (user,) = arguments_of("USER")
     security = [template["spec"]["securityContext"] for _, template in pods("node")]
-
     assert {f"{each['runAsUser']}:{each['runAsGroup']}" for each in security} == {user}
     assert arguments_of("STOPSIGNAL") == ["SIGTERM"]
     assert arguments_of("HEALTHCHECK") == []
 
-
-def test_the_build_gets_what_it_copies_and_nothing_else() -> None:
+    # The build gets what it copies and nothing else.
     ignored, *allowed = [
         line for line in (CONTEXT / ".containerignore").read_text().splitlines() if line and line[0] != "#"
     ]
     copied = {name for each in arguments_of("COPY") if not each.startswith("--from") for name in each.split()[:-1]}
-
     assert ignored == "*"
     assert {line[1:] for line in allowed if line[0] == "!"} == copied
+
+    # Every command of the manifests is found in it.
+    commands = {
+        each["command"][0]
+        for overlay in ("node", "pod", "single")
+        for _, template in pods(overlay)
+        for each in containers(template)
+    }
+    assert commands - {"sh"} <= set(PROGRAMS)
+    assert f"COPY --from=build {PROGRAMS_AT.parent} {PROGRAMS_AT.parent}" in (CONTEXT / "Containerfile").read_text()
 
 
 @pytest.mark.slow
@@ -194,15 +202,3 @@ def test_it_is_compiled_and_its_user_can_change_nothing(image: Image) -> None:
 
     assert image.run("python", "-c", ask).stdout == "True\n"
     assert (writable.returncode, writable.stdout) == (0, "")
-
-
-def test_every_command_of_the_manifests_is_found_in_it() -> None:
-    commands = {
-        each["command"][0]
-        for overlay in ("node", "pod", "single")
-        for _, template in pods(overlay)
-        for each in containers(template)
-    }
-
-    assert commands - {"sh"} <= set(PROGRAMS)
-    assert f"COPY --from=build {PROGRAMS_AT.parent} {PROGRAMS_AT.parent}" in (CONTEXT / "Containerfile").read_text()
