@@ -39,7 +39,8 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     output_of("cursor", "set", "orders", 1, "--root", built.root.path)
     for route, group in (("orders", "billing"), ("access", "other")):
         assert wald("cursor", "set", route, 0, "--group", group, "--root", built.root.path).returncode == 0
-    (built.root.cursor_directory("orders") / "workers.work").touch()
+    for name in ("workers.work", "$(halt).work", "$(halt).cursor"):  # another user may have planted the last two
+        (built.root.cursor_directory("orders") / name).touch()
     (built.root.routes / "not a route").mkdir()
     return built.root.path
 

@@ -143,14 +143,15 @@ def _routes(typed: _Typed) -> list[str]:
 
 
 def _groups(typed: _Typed, *, suffix: str) -> list[str]:
-    """Return the groups that have a file with this suffix."""
-    from wald.format.names import CURSORS
+    """Return the groups that have a file with this suffix. Other names may contain commands for the shell."""
+    from wald.format.names import CURSORS, is_route
 
     if typed.root is None:
         return []
     of_routes = [typed.root / "routes" / route for route in typed.routes() or _routes(typed)]
     files = {name for route in of_routes for name in _listed(route / CURSORS)}
-    return sorted(name.removesuffix(suffix) for name in files if name.endswith(suffix))
+    names = (name.removesuffix(suffix) for name in files if name.endswith(suffix))
+    return sorted(filter(is_route, names))
 
 
 def _listed(directory: Path) -> list[str]:
