@@ -48,7 +48,7 @@ def tree(path: Path) -> list[str]:
     return sorted(str(found.relative_to(path)) for found in path.rglob("*"))
 
 
-def test_a_new_root_is_a_log_of_its_own_and_making_it_again_keeps_it(root: Root, tmp_path: Path) -> None:
+def test_a_root_is_a_log_of_its_own_and_making_it_again_or_finishing_it_keeps_it(root: Root, tmp_path: Path) -> None:
     other = create_root(tmp_path / "deep" / "other", Disk(), now=NOW)
     made = read_identity(root)
     assert tree(root.path) == ["ledger", "log.json", "quarantine", "recovery", "routes", "segments"]
@@ -58,8 +58,6 @@ def test_a_new_root_is_a_log_of_its_own_and_making_it_again_keeps_it(root: Root,
     create_root(root.path, Disk(), now="later")
     assert read_identity(root) == made
 
-
-def test_an_empty_directory_or_an_interrupted_making_becomes_a_root(tmp_path: Path) -> None:
     for number, left in enumerate([[], ["segments", "routes"], ["lost+found"], ["log.json.17.tmp"]]):
         for name in ["", *left]:
             (tmp_path / str(number) / name).mkdir(exist_ok=True)
@@ -161,7 +159,7 @@ def test_a_listing_has_each_segment_that_existed_all_along(root: Root, monkeypat
     assert [each.base_sequence for each in found] == [1, 2, 3, 4, 5, 6, 8, 9]
 
 
-def test_a_route_is_a_directory_with_a_legal_name(root: Root) -> None:
+def test_a_route_is_a_directory_with_a_legal_name_and_no_path_is_made_of_another(root: Root) -> None:
     for name in ("web", "db.1", ".git", "a b", "caf\u00e9", "x" * 200):
         (root.routes / name).mkdir()
     os.mkdir(os.fsencode(root.routes) + b"/\xff")
@@ -172,8 +170,6 @@ def test_a_route_is_a_directory_with_a_legal_name(root: Root) -> None:
     with pytest.raises(NotFound, match="no route 'file'"):
         root.require_route("file")
 
-
-def test_no_path_is_made_of_an_illegal_name(root: Root) -> None:
     before = tree(root.path)
     for name in ("../x", "", "a\0b", ".."):
         for make in (root.route, root.fifo, root.retired, root.require_route, root.groups):

@@ -7,6 +7,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from functools import partial
 from itertools import permutations, product
 from pathlib import Path
 
@@ -148,7 +149,7 @@ def given_up(tmp_path: Path) -> Built:
     return built
 
 
-def test_verify_calls_the_log_good_and_says_what_is_lost(given_up: Built) -> None:
+def test_verify_says_what_is_lost_and_a_reader_passes_over_it_and_is_told_why(given_up: Built) -> None:
     assert errors(given_up.root.path) == []
     messages = [found.message for found in verify(Root(given_up.root.path))]
     (loss,) = [message for message in messages if "are lost" in message]
@@ -156,8 +157,6 @@ def test_verify_calls_the_log_good_and_says_what_is_lost(given_up: Built) -> Non
     assert "quarantine/it" in loss
     assert [message for message in messages if "reclaimed" in message] == []
 
-
-def test_a_reader_passes_over_them_and_is_told_why(given_up: Built) -> None:
     missing: list[Missing] = []
     found = [record.sequence for record in given_up.log.records("a", on_missing=missing.append)]
     assert found == [1, 2, 5, 6]
@@ -197,6 +196,7 @@ def short(tmp_path: Path) -> Built:
 
 
 def test_lost_records_at_the_end_of_a_log_are_reported_before_there_is_a_later_one(short: Built) -> None:
+    """A start does not call damage what a repair has given up."""
     log = short.log
     missing: list[Missing] = []
     assert [record.sequence for record in log.records("a", on_missing=missing.append)] == [1, 2, 3, 4, 5, 6]
@@ -211,6 +211,10 @@ def test_lost_records_at_the_end_of_a_log_are_reported_before_there_is_a_later_o
     with pytest.raises(NotFound, match="records 7 to 8 are lost"):
         list(log.records("a", 5))
     assert [record.sequence for record in log.records("a", 5, 6)] == [5, 6]
+
+    report = Built(short.root.path, epoch=2).report
+    assert report.errors == []
+    assert [message for message in report.info if "records 7 to 8" in message and "gave them up" in message]
 
 
 def test_a_reader_that_follows_reports_lost_records_at_the_end_before_it_waits_and_once(short: Built) -> None:
@@ -229,12 +233,6 @@ def test_a_reader_that_follows_reports_lost_records_at_the_end_before_it_waits_a
     assert list(found) == []
     assert before_wait == [1]
     assert [(range_.first, range_.last) for range_ in missing] == [(7, 8)]
-
-
-def test_a_start_does_not_call_damage_what_a_repair_has_given_up(short: Built) -> None:
-    report = Built(short.root.path, epoch=2).report
-    assert report.errors == []
-    assert [message for message in report.info if "records 7 to 8" in message and "gave them up" in message]
 
 
 Digests = dict[str, str]
@@ -536,21 +534,12 @@ def check_damaged(log: Written, spoiled: list[tuple[int, Damage]], start: int) -
         built.crash()
 
 
-QUIET = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+QUIET = [HealthCheck.too_slow]
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=QUIET)
-@given(spoiled=SPOILED, start=st.integers(1, 150))
-def test_what_is_read_was_written_and_what_is_missing_is_reported(
-    written: Written, spoiled: list[tuple[int, Damage]], start: int
-) -> None:
-    check_damaged(written, spoiled, start)
-
-
-@pytest.mark.slow
-@settings(max_examples=300, deadline=None, suppress_health_check=QUIET)
-@given(spoiled=SPOILED, start=st.integers(1, 150))
-def test_what_is_read_was_written_and_what_is_missing_is_told_at_length(
-    written: Written, spoiled: list[tuple[int, Damage]], start: int
-) -> None:
-    check_damaged(written, spoiled, start)
+@pytest.mark.parametrize("examples", [20, pytest.param(300, marks=pytest.mark.slow)])
+def test_what_is_read_was_written_and_what_is_missing_is_reported(written: Written, examples: int) -> None:
+    anything = given(spoiled=SPOILED, start=st.integers(1, 150))
+    settings(max_examples=examples, deadline=None, suppress_health_check=QUIET)(
+        anything(partial(check_damaged, written))
+    )()

@@ -63,13 +63,20 @@ class TestPlaces:
             assert values(built, start=moment(3.5)) == [b"4", b"4", b"5", b"5"]
             assert values(built, start=moment(2), stop=moment(4)) == [b"2", b"2", b"3", b"3"]
 
-    def test_a_record_before_the_time_that_is_followed_from_is_not_given(self, built: Built) -> None:
+    def test_a_follower_between_times_gets_what_is_between_and_does_not_wait_for_what_is_long_ago(
+        self, built: Built
+    ) -> None:
         """Records before the future start time are not wanted."""
         built.lines("a", [b"1"])
         following = built.log.records(start=moment(2.5), follow=True)
         built.lines("a", [b"2"])
         built.lines("a", [b"3"])
         assert next(following).value == b"3"
+
+        waits: list[None] = []
+        past = built.log.records(stop=moment(100), follow=True, on_wait=lambda: waits.append(None))
+        assert [record.value for record in past] == [b"1", b"2", b"3"]
+        assert waits == []
 
     def test_a_follower_ends_when_the_time_has_passed_and_what_was_before_is_durable(self, built: Built) -> None:
         """One record becomes durable after the end, with an earlier append time; none of the route comes later."""
@@ -83,13 +90,6 @@ class TestPlaces:
         stop = datetime.now(UTC) - timedelta(seconds=1)
         following = built.log.records("a", stop=stop, follow=True, on_wait=wait)
         assert [record.value for record in following] == [b"1", b"2"]
-
-    def test_a_follower_up_to_a_time_that_is_long_ago_does_not_wait(self, built: Built) -> None:
-        built.lines("a", [b"1"])
-        waits: list[None] = []
-        following = built.log.records(stop=moment(100), follow=True, on_wait=lambda: waits.append(None))
-        assert [record.value for record in following] == [b"1"]
-        assert waits == []
 
     def test_an_unknown_start_route_or_root_is_an_error(self, built: Built, tmp_path: Path) -> None:
         with pytest.raises(InvalidInput):
@@ -222,7 +222,14 @@ def expected(built: Built, **options: int) -> list[tuple[object, ...]]:
     ]
 
 
-def test_it_holds_what_the_records_hold(built: Built) -> None:
+def test_a_table_holds_what_the_records_hold(built: Built) -> None:
+    """An empty log is an empty table, and a joined record is a row."""
+    table = built.log.to_arrow_reader().read_all()
+    assert (table.num_rows, table.schema) == (0, schema)
+    built.piece("a", b"be", begins=True, ends=False)
+    built.piece("a", b"gun\nnext\n", begins=False, ends=True)
+    assert built.log.to_arrow_reader().read_all()["value"].to_pylist() == [b"begun", b"next"]
+
     built.lines("a", [b"one", b"", b"\xff\r", b"four"])
     built.columns(
         "b", [b"x\n", b"", b"z"], keys=[b"k", None, b""], times_ns=[-1, 0, START_NS + 1], headers=[None, b"{}", None]
@@ -235,14 +242,6 @@ def test_it_holds_what_the_records_hold(built: Built) -> None:
     table.validate(full=True)
     assert table.schema == schema
     assert rows(table) == expected(built)
-
-
-def test_an_empty_log_is_an_empty_table_and_a_joined_record_is_a_row(built: Built) -> None:
-    table = built.log.to_arrow_reader().read_all()
-    assert (table.num_rows, table.schema) == (0, schema)
-    built.piece("a", b"be", begins=True, ends=False)
-    built.piece("a", b"gun\nnext\n", begins=False, ends=True)
-    assert built.log.to_arrow_reader().read_all()["value"].to_pylist() == [b"begun", b"next"]
 
 
 def test_small_batches_are_put_together(built: Built) -> None:

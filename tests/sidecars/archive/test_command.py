@@ -121,13 +121,19 @@ def test_told_a_log_what_its_ledger_tells_of_has_to_be_there(mixed: Built, dest:
     assert message.endswith("no bundle covers records 10 to 17 of route a")
 
 
-def test_with_json_it_prints_one_object(root: Path, dest: Path) -> None:
+def test_with_json_it_prints_one_object_and_nothing_to_archive_is_no_failure(root: Path, dest: Path) -> None:
     reported = json.loads(output_of("a", "--root", root, "--dest", dest, "--json"))
 
     ((run,),) = (reported["runs"],)
     assert (run["route"], run["first"], run["last"], run["records"], run["resumed"]) == ("a", 1, 17, 14, False)
     assert [bundle["bundle"] for bundle in run["bundles"]] == [f"a-{1:020d}.tar.zst"]
     assert json.loads(output_of("a", "--root", root, "--dest", dest, "--json"))["runs"] == []
+
+    before = files(dest)
+    again = output_of("a", "--root", root, "--dest", dest)
+
+    assert again == b"nothing to archive: group processed has read all of a\n"
+    assert files(dest) == before
 
 
 def test_options_stand_before_or_behind_the_route(root: Path, tmp_path: Path) -> None:
@@ -160,16 +166,6 @@ def test_the_environment_says_where(root: Path, dest: Path) -> None:
 
     output_of("b", env={"WALD_ROOT": str(root)})
     assert len(bags(root / "archive")) == 1
-
-
-def test_nothing_to_archive_is_no_failure(root: Path, dest: Path) -> None:
-    output_of("a", "--root", root, "--dest", dest)
-    before = files(dest)
-
-    again = output_of("a", "--root", root, "--dest", dest)
-
-    assert again == b"nothing to archive: group processed has read all of a\n"
-    assert files(dest) == before
 
 
 def test_a_time_where_a_sequence_is_taken_is_refused(root: Path, dest: Path) -> None:

@@ -68,7 +68,7 @@ def test_the_page_in_the_bag_says_how_and_is_right(mixed: Built, dest: Path) -> 
     assert b'"value"' in values
 
 
-def test_the_ledger_tells_of_everything_and_the_cursor_moves(mixed: Built, dest: Path) -> None:
+def test_the_ledger_tells_of_everything_the_cursor_moves_and_where_finds_a_record(mixed: Built, dest: Path) -> None:
     archive(mixed, dest, size=Records(7))
 
     lines = ledger_lines(mixed.root)
@@ -86,11 +86,6 @@ def test_the_ledger_tells_of_everything_and_the_cursor_moves(mixed: Built, dest:
     assert [line["path"] for line in lines[1:3]] == [f"{bag}/data/a-{first:020d}.tar" for first in (1, 8)]
     assert {line["dest"] for line in lines} == {str(dest)}
     assert mixed.log.cursor("a").sequence == 17
-
-
-def test_where_finds_a_record_in_its_bundle(mixed: Built, dest: Path) -> None:
-    """The path that it names is there."""
-    archive(mixed, dest)
 
     found = mixed.log.where(13)
 
@@ -118,15 +113,13 @@ def test_the_second_run_follows_the_first(mixed: Built, dest: Path, ledger: str)
     assert restored(dest) == text(mixed.root.path, "a").replace(b"no newlinemore", b"no newline\nmore")
 
 
-def test_an_empty_route_makes_no_bag(built: Built, dest: Path) -> None:
+def test_an_open_record_waits_for_its_end_and_an_empty_route_makes_no_bag(built: Built, dest: Path) -> None:
+    """The record goes into the next bag, whole."""
     (built.root.routes / "a").mkdir()
 
     assert archive(built, dest) == []
     assert not dest.exists()
 
-
-def test_a_record_whose_end_has_not_come_waits(built: Built, dest: Path) -> None:
-    """It goes into the next bag, whole."""
     built.lines("a", [b"first"])
     built.piece("a", b"a long ", begins=True, ends=False)
     (packed,) = archive(built, dest)
@@ -236,16 +229,6 @@ def test_a_record_that_is_missing_in_the_middle_is_an_error_whoever_has_processe
     assert archive(built, dest, group="cold", to=3)[0].run.last == 3
 
 
-def test_two_groups_do_not_write_the_same_bag(mixed: Built, dest: Path) -> None:
-    """Reported before the run begins, so that it does not block the next one."""
-    archive(mixed, dest)
-
-    with pytest.raises(Refused, match="group processed already has a bag of these records here"):
-        archive(mixed, dest, group="second")
-    assert [line["event"] for line in ledger_lines(mixed.root)] == ["begun", "archived", "finished"]
-    archive(mixed, dest.with_name("elsewhere"), group="second")
-
-
 def test_records_behind_a_limit_are_left_for_later(mixed: Built, dest: Path) -> None:
     (first,) = archive(mixed, dest, to=9)
     (second,) = archive(mixed, dest)
@@ -271,7 +254,10 @@ def test_a_cursor_that_cannot_be_trusted_is_an_error(mixed: Built, dest: Path, c
     assert refused.value.hint.endswith("cursor set a 17 --rewind --group processed")
 
 
-def test_a_place_of_another_log_is_refused(mixed: Built, dest: Path, tmp_path: Path) -> None:
+def test_a_place_refuses_another_log_another_group_and_records_that_it_has(
+    mixed: Built, dest: Path, tmp_path: Path
+) -> None:
+    """Reported before the run begins, so that it does not block the next one."""
     archive(mixed, dest)
     other = Built(tmp_path / "other")
     other.lines("a", [b"x"])
@@ -283,12 +269,12 @@ def test_a_place_of_another_log_is_refused(mixed: Built, dest: Path, tmp_path: P
     assert files(dest) == before
     assert ledger_lines(other.root) == []
 
+    with pytest.raises(Refused, match="group processed already has a bag of these records here"):
+        archive(mixed, dest, group="second")
+    assert [line["event"] for line in ledger_lines(mixed.root)] == ["begun", "archived", "finished"]
+    archive(mixed, dest.with_name("elsewhere"), group="second")
 
-def test_records_are_not_archived_twice_to_one_place(mixed: Built, dest: Path) -> None:
-    """After the cursor was set back by hand."""
-    archive(mixed, dest)
     mixed.log.set_cursor("a", 5, rewind=True)
-    before = files(dest)
 
     with pytest.raises(Refused, match="already has records 1 to 17"):
         archive(mixed, dest)
@@ -354,19 +340,15 @@ def test_each_step_is_durable_before_the_next(mixed: Built, dest: Path) -> None:
     assert len([number for number in settled if number < reported]) >= 4
 
 
-def test_the_same_log_makes_the_golden_bag(tmp_path: Path) -> None:
+def test_the_golden_bag_is_made_again_is_good_and_gives_its_records_back(tmp_path: Path) -> None:
     make(tmp_path / "dest", tmp_path / "root")
 
     assert files(tmp_path / "dest") == files(FOLDER)
 
-
-def test_the_golden_bag_is_good() -> None:
     assert errors(FOLDER) == []
     assert [found.level for found in findings(FOLDER)] == [Level.OK] * 3
 
-
-def test_the_golden_bag_gives_its_records_back(tmp_path: Path) -> None:
-    built = sample_log(tmp_path / "root")
+    built = sample_log(tmp_path / "sample")
 
     assert restored(FOLDER) == text(built.root.path, "a") + b"\n"
     lines = "".join(record.to_json() + "\n" for record in built.log.records("a"))

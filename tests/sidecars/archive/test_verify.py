@@ -510,14 +510,12 @@ class TestSpelling:
         assert errors(copy) == []
         assert len(errors(two, copy, root=mixed.root)) == 1
 
-    def test_an_address_is_what_it_is(self) -> None:
+    def test_an_address_is_what_it_is_and_a_ledger_without_bundles_says_nothing_of_places(self) -> None:
         line: dict[str, object] = {"event": "archived", "dest": "s3://bucket/a", "bag": "a/1-2", "bundle": "x"}
 
         assert recorded_at([line], "s3://bucket/a").bundles == {("a/1-2", "x"): line}
         assert recorded_at([line], "s3://bucket/b") == Recorded(elsewhere=("s3://bucket/a",))
 
-    def test_a_ledger_without_bundles_says_nothing_of_places(self) -> None:
-        """Nothing was archived yet, or the ledger was lost and restarted."""
         begun: dict[str, object] = {"event": "begun", "dest": "s3://bucket/a", "bag": "a/1-2", "group": "g"}
 
         assert recorded_at([begun], "s3://bucket/b") == recorded_at([], "s3://bucket/b") == Recorded()

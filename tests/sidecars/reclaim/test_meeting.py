@@ -1,25 +1,26 @@
-"""A cursor is set during a deletion at any moment: either the records stay, or the setter is told that they are gone.
-
-In one process, a cursor is set between any two steps of a deletion, and the steps of both run in every order; in two
-processes, during delayed system calls.
-"""
+"""``wald-reclaim`` beside a daemon and moving cursors: records stay, or the one who sets a cursor is told."""
 
 import json
 import shutil
+import signal
 import subprocess
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
+from contents import errors
 from faults import SteppingDisk, after_each_death
+from full_disk import fill, small_file_system
 from interleaving import PausingDisk, Schedule, interleavings, pausing
 from logs import Built
 from reclaiming import Reclaimer, bases, four_segments, ledger, reclaim, rulings
-from running import Daemon, eventually, output_of, run, sidecar, wald
+from running import Daemon, eventually, launched, output_of, refused, run, sidecar, wald
 from tracing import strace
 
+from wald.errors import InvalidInput, Locked, NotFound
 from wald.files.disk import Disk
 from wald.files.layout import Root
 from wald.files.ledger_read import read_ledger
@@ -27,6 +28,7 @@ from wald.files.ledger_write import Ledger
 from wald.format.names import Kind
 from wald.log import Log
 from wald.retention.cursors import Cursor
+from wald.segments.view import State
 from wald.writing.sealing import remove_temporaries, seal, segments_to_seal
 
 
@@ -310,3 +312,228 @@ def test_one_dies_before_any_of_its_steps_and_the_other_goes_on(
         other(root, cut_log.disk, cut_log)
         check(root, cut_log)
         shutil.rmtree(root.path)
+
+
+@pytest.fixture
+def log_path(tmp_path: Path) -> Path:
+    return tmp_path / "log"
+
+
+@pytest.fixture
+def daemon(log_path: Path) -> Iterator[Daemon]:
+    """A running daemon with routes a and b."""
+    with Daemon(log_path) as running:
+        for route in ("a", "b"):
+            output_of("route", "add", route, "--root", log_path)
+        yield running
+
+
+def sealed(log_path: Path) -> list[str]:
+    return sorted(path.name[:20].lstrip("0") for path in (log_path / "segments").glob("*.wal.zst"))
+
+
+def grow(log_path: Path, route: str, lines: int = 2) -> None:
+    """Add a sealed segment with that number of records."""
+    before = len(list((log_path / "ledger").glob("segments.jsonl")) and sealed(log_path))
+    output_of("append", route, "--root", log_path, stdin=b"x\n" * lines)
+    output_of("cut", "--root", log_path)
+    eventually(lambda: len(sealed(log_path)) == before + 1 and len(list((log_path / "segments").glob("*.wal"))) == 1)
+
+
+def reclaim_process(log_path: Path, *arguments: object) -> subprocess.CompletedProcess[bytes]:
+    return run(sidecar("reclaim", "--root", log_path, *arguments))
+
+
+@contextmanager
+def watching(log_path: Path, *arguments: object) -> Iterator[subprocess.Popen[bytes]]:
+    """``wald-reclaim --watch``, which has looked once."""
+    line = sidecar("reclaim", "--root", log_path, "--watch", "--json", *arguments)
+    with launched(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        looked = process.stdout.readline()
+        assert json.loads(looked)["event"] == "pass", looked
+        yield process
+        if process.poll() is None:
+            process.kill()
+
+
+def test_it_says_what_goes_and_why_the_rest_stays(daemon: Daemon, log_path: Path) -> None:
+    """A cursor that cannot be trusted is reported and holds its segment back."""
+    grow(log_path, "a")
+    grow(log_path, "b")
+    output_of("cursor", "set", "a", 2, "--root", log_path)
+    cursor = log_path / "routes/b/cursors/processed.cursor"
+    cursor.write_text("99\n")
+    planned = reclaim_process(log_path, "--dry-run", "--grace", "0").stdout.decode()
+    assert planned.startswith("would reclaim 00000000000000000001.wal.zst: records 1 to 2, ")
+    assert sealed(log_path) == ["1", "3"]
+    assert not (log_path / "ledger/reclaim.jsonl").exists()
+
+    done = reclaim_process(log_path, "--grace", "0")
+    said = done.stdout.decode()
+    assert (done.returncode, done.stderr.decode().count("processed.cursor: 99 is beyond the last durable record")) == (
+        0,
+        1,
+    )
+    for would, does in (
+        ("would reclaim", "reclaimed"),
+        ("would be marked", "now marked"),
+        ("would be deleted", "deleted"),
+    ):
+        planned = planned.replace(would, does)
+    assert said == planned
+    for words in ("; kept: 1 (", "1: a group has not read it", "; pinned by one route alone: b "):
+        assert words in said
+    assert sealed(log_path) == ["3"]
+    cursor.unlink()
+    assert errors(log_path) == []
+
+
+def test_it_reads_the_settings_of_the_daemon_and_an_option_goes_before_them(
+    daemon: Daemon, log_path: Path, tmp_path: Path
+) -> None:
+    for _ in range(3):
+        grow(log_path, "a")
+    config = tmp_path / "wald.toml"
+    config.write_text('sync = "never"\n[retention]\ngrace = 0\n[routes.a]\nmax_records = 4\nunread = "expire"\n')
+    assert reclaim_process(log_path, "--config", config, "--grace", "1h").returncode == 0
+    assert sealed(log_path) == ["3", "5"]
+    assert len(list((log_path / "segments").glob("*.released"))) == 1
+
+    done = run(sidecar("reclaim", "--root", log_path), env={"WALD_CONFIG": str(config)})
+    assert "deleted: 1" in done.stdout.decode()
+    assert errors(log_path) == []
+
+
+def test_a_hangup_makes_it_read_the_settings_again(daemon: Daemon, log_path: Path, tmp_path: Path) -> None:
+    """Invalid settings are reported, and the previous ones stay effective."""
+    config = tmp_path / "wald.toml"
+    config.write_text("[retention]\ngrace = 0\n")
+    grow(log_path, "a")
+    with watching(log_path, "--config", config) as process:
+        assert process.stderr is not None
+        config.write_text("[retention]\ngrace = true\n")
+        process.send_signal(signal.SIGHUP)
+        output_of("cursor", "set", "b", 1, "--root", log_path)  # a pass
+        assert b"retention.grace must be a duration" in process.stderr.readline()
+
+        config.write_text('[retention]\ngrace = 0\n[routes.a]\nmax_records = 1\nunread = "expire"\n')
+        process.send_signal(signal.SIGHUP)
+        output_of("cursor", "set", "b", 2, "--root", log_path)
+        eventually(lambda: sealed(log_path) == [])
+
+
+def test_json_is_an_object_a_line(daemon: Daemon, log_path: Path) -> None:
+    grow(log_path, "a")
+    output_of("cursor", "set", "a", 2, "--root", log_path)
+    done = [json.loads(line) for line in reclaim_process(log_path, "--json", "--grace", "0").stdout.splitlines()]
+
+    assert [each["event"] for each in done] == ["reclaimed", "pass"]
+    assert (done[0]["segment"], done[0]["rule"], done[0]["routes"][0]["cursors"]) == (1, "read", {"processed": 2})
+    assert (done[1]["segments"], done[1]["deleted_segments"]) == (1, 1)
+
+
+def test_watching_it_wakes_when_a_cursor_moves_and_when_a_segment_is_sealed(daemon: Daemon, log_path: Path) -> None:
+    """Well before its next look is due."""
+    grow(log_path, "a")
+    with watching(log_path, "--grace", "0") as process:
+        (log_path / "routes/a/cursors/processed.cursor").write_text("2\n")
+        eventually(lambda: sealed(log_path) == [])
+        output_of("append", "b", "--root", log_path, stdin=b"x\n")
+        output_of("cursor", "set", "b", 3, "--root", log_path)
+        output_of("cut", "--root", log_path)
+        eventually(lambda: len(ledger(log_path)) == 2)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait() == 0
+    assert errors(log_path) == []
+
+
+@pytest.mark.slow
+def test_a_stuck_route_never_stops_the_cut_and_costs_appends_nothing(daemon: Daemon, log_path: Path) -> None:
+    """Twenty segments pile up, all of them readable; when the cursor moves, they go, and nothing else does."""
+    with watching(log_path, "--grace", "0"):
+        for _ in range(20):
+            grow(log_path, "a", lines=1)
+        assert len(sealed(log_path)) == 20
+        assert output_of("read", "a", "--root", log_path).count(b"\n") == 20
+        output_of("cursor", "set", "a", 15, "--root", log_path)
+        eventually(lambda: len(sealed(log_path)) == 5)
+    assert output_of("read", "a", "--from", "cursor", "--root", log_path).count(b"\n") == 5
+    assert errors(log_path) == []
+
+
+@pytest.mark.slow
+def test_killed_again_and_again_it_finishes_what_it_began(daemon: Daemon, log_path: Path) -> None:
+    for number in range(1, 9):
+        grow(log_path, "a", lines=1)
+        output_of("cursor", "set", "a", number, "--root", log_path)
+    for _ in range(5):
+        process = launched(sidecar("reclaim", "--root", log_path, "--grace", "0"), stdout=subprocess.PIPE)
+        assert process.stdout is not None
+        process.stdout.read(1)  # it has carried something out
+        process.kill()
+        process.wait()
+        process.stdout.close()
+        assert errors(log_path) == []
+    reclaim_process(log_path, "--grace", "0")
+
+    assert sealed(log_path) == []
+    assert sorted(entry["base"] for entry in ledger(log_path) if entry["event"] == "reclaimed") == list(range(1, 9))
+    assert [json.loads(wald("where", n, "--root", log_path, "--json").stdout)["state"] for n in (1, 8)] == [
+        State.RECLAIMED.value
+    ] * 2
+
+
+def test_a_second_one_is_told_that_there_is_a_first(daemon: Daemon, log_path: Path) -> None:
+    with watching(log_path):
+        code, message, hint = refused(reclaim_process(log_path))
+
+    assert code == Locked.exit_code
+    assert "another wald-reclaim is running on this root" in message
+    assert "reclaim.lock" in hint
+
+
+def test_invalid_options_and_a_missing_log_are_refused(daemon: Daemon) -> None:
+    cases: list[tuple[Any, int, str]] = [
+        (["--watch", "--dry-run"], InvalidInput.exit_code, "--watch excludes"),
+        (["--unread", "expire"], InvalidInput.exit_code, "needs a limit"),
+        (["--min-age", "soon"], InvalidInput.exit_code, "--min-age must be a duration"),
+        (["--keep-bytes", "much"], InvalidInput.exit_code, "--keep-bytes must be a size"),
+        (["--unread", "delete"], 2, "'delete' is not one of"),
+        (["--root", "nowhere"], NotFound.exit_code, ""),
+    ]
+    for arguments, code, words in cases:
+        refusal = refused(reclaim_process(daemon.root, *arguments))
+
+        assert refusal[0] == code
+        assert words in refusal[1]
+
+
+def test_on_a_disk_without_a_byte_left_it_makes_room(tmp_path: Path) -> None:
+    """Space for the next lines of its ledger is allocated, so read segments can be deleted on a full disk."""
+    with small_file_system(tmp_path / "disk", 24 << 20) as disk:
+        log_path = disk / "log"
+        with Daemon(log_path, env={"WALD_SEGMENT_MAX_BYTES": "1MiB", "WALD_FREE_SPACE_MIN": "0"}):
+            output_of("route", "add", "a", "--root", log_path)
+            for _ in range(3):
+                grow(log_path, "a")
+            reclaim_process(log_path)
+            output_of("cursor", "set", "a", 4, "--root", log_path)
+            fill(disk / "filler")
+            done = reclaim_process(log_path, "--grace", "0")
+
+            assert done.returncode == 0, done.stderr
+            assert sealed(log_path) == ["5"]
+            assert [entry["base"] for entry in ledger(log_path)] == [1, 3]
+            assert errors(log_path) == []
+
+
+def test_a_directory_in_the_place_of_the_ledger_stops_a_pass(daemon: Daemon, log_path: Path) -> None:
+    grow(log_path, "a")
+    output_of("cursor", "set", "a", 2, "--root", log_path)
+    (log_path / "ledger/reclaim.jsonl").mkdir()
+    code, message, hint = refused(reclaim_process(log_path))
+
+    assert (code, message) == (4, f"{log_path}/ledger/reclaim.jsonl: a directory, not a file")
+    assert hint.startswith(f"ls -ld {log_path}/ledger/reclaim.jsonl")
+    assert sealed(log_path) == ["1"]

@@ -337,8 +337,13 @@ def test_a_full_disk_at_any_step_loses_nothing_and_the_same_process_goes_on(tmp_
     assert number > 8
 
 
-def test_a_released_segment_that_the_ledger_does_not_know_is_reported_before_it_goes(built: Built) -> None:
-    """The ledger was lost, or the file was renamed by hand; either way the ledger then has a line."""
+def test_a_segment_that_was_renamed_by_hand_comes_back_if_needed_and_is_reported_before_it_goes(built: Built) -> None:
+    os.rename(built.path(1, Kind.SEALED), built.path(1, Kind.RELEASED))
+    reclaim(built)
+
+    assert bases(built.root) == [1, 3, 5, 7]
+    assert ledger(built.root.path) == []
+
     read_all(built, a=2, b=2)
     os.rename(built.path(1, Kind.SEALED), built.path(1, Kind.RELEASED))
     reclaim(built)
@@ -346,14 +351,6 @@ def test_a_released_segment_that_the_ledger_does_not_know_is_reported_before_it_
     assert bases(built.root, Kind.RELEASED) == []
     assert [(entry["base"], entry["last"]) for entry in ledger(built.root.path)] == [(1, 2)]
     assert built.log.where(2).state is State.RECLAIMED
-
-
-def test_a_released_segment_that_a_group_needs_comes_back_whatever_renamed_it(built: Built) -> None:
-    os.rename(built.path(1, Kind.SEALED), built.path(1, Kind.RELEASED))
-    reclaim(built)
-
-    assert bases(built.root) == [1, 3, 5, 7]
-    assert ledger(built.root.path) == []
 
 
 def test_a_stop_ends_where_the_next_run_goes_on(built: Built) -> None:

@@ -77,6 +77,7 @@ def released(tmp_path: Path) -> Built:
 
 
 def test_a_released_segment_without_a_line_of_the_ledger_is_not_given_up(released: Built) -> None:
+    """Even if it was called released by hand."""
     root = released.root
     assert bases(root, Kind.RELEASED) == [1, 4]
     (found,) = errors(root.path)
@@ -89,10 +90,6 @@ def test_a_released_segment_without_a_line_of_the_ledger_is_not_given_up(release
     assert ([entry["base"] for entry in ledger(root.path)], errors(root.path)) == ([1, 4], [])
     assert repair(root.path).actions == ()
 
-
-def test_a_segment_that_was_called_released_by_hand_is_not_given_up(released: Built) -> None:
-    root = released.root
-    repair(root.path)
     path = root.segment(7, Kind.SEALED)
     path.rename(root.segment(7, Kind.RELEASED))
     assert not repair(root.path).loses_data

@@ -352,6 +352,7 @@ def test_every_combination_of_facts_and_limits_has_the_verdict_of_the_rule() -> 
 
 
 def test_the_verdict_names_the_rule() -> None:
+    """A segment without records goes by the limits of the log."""
     for changes, limits, verdict in [
         ({}, Limits(), Verdict.READ),
         ({"is_newest": True}, Limits(max_age_ns=1, others=EXPIRE), Verdict.NEWEST),
@@ -371,6 +372,10 @@ def test_the_verdict_names_the_rule() -> None:
         ({}, Limits(keep_bytes=51), Verdict.KEPT_BYTES),
     ]:
         assert verdict_of(limits, **changes) is verdict
+
+    assert judge(facts(), Limits(min_age_ns=AGE_NS + 1), []) is Verdict.YOUNG
+    assert judge(facts(), Limits(min_age_ns=AGE_NS + 1, max_age_ns=AGE_NS - 1), []) is Verdict.MAX_AGE
+    assert judge(facts(), Limits(), []) is Verdict.READ
 
 
 def test_every_combination_of_facts_and_limits_of_a_route_has_the_verdict_of_the_rule() -> None:
@@ -416,12 +421,6 @@ def test_a_segment_goes_when_every_route_in_it_agrees() -> None:
                     assert found is (routes[0] if size == 1 else Verdict.EACH_ROUTE)
 
 
-def test_a_segment_without_records_goes_by_the_limits_of_the_log() -> None:
-    assert judge(facts(), Limits(min_age_ns=AGE_NS + 1), []) is Verdict.YOUNG
-    assert judge(facts(), Limits(min_age_ns=AGE_NS + 1, max_age_ns=AGE_NS - 1), []) is Verdict.MAX_AGE
-    assert judge(facts(), Limits(), []) is Verdict.READ
-
-
 UPPER = {"max_age": "max_age_ns", "max_bytes": "max_bytes", "max_records": "max_records"}
 
 
@@ -442,13 +441,8 @@ def test_0_lifts_a_limit_of_the_log_as_option_and_in_the_file(file: Path, limit:
         assert [each for each, name in UPPER.items() if getattr(limits, name) is None] == lifted
 
 
-def test_without_a_limit_nothing_can_expire() -> None:
-    with pytest.raises(InvalidInput, match="needs a limit"):
-        load_settings(None, {"max_bytes": 0, "unread": "expire"})
-
-
 def test_the_option_keep_spares_what_is_unread_whatever_the_file_says(file: Path) -> None:
-    """``expire`` is only a default: a route with keep loses nothing."""
+    """``expire`` is only a default: a route with keep loses nothing; without a limit nothing can expire."""
     file.write_text(
         '[retention]\nlog_max_records = 5\nunread = "expire"\n'
         '[routes.a]\nunread = "expire"\nmax_records = 1\n'
@@ -463,6 +457,9 @@ def test_the_option_keep_spares_what_is_unread_whatever_the_file_says(file: Path
     assert losing() == losing(unread="expire") == ["a", "b", "other"]
     assert losing(unread="keep") == []
     assert load_settings(file, {"unread": "keep"}).limits.of("a").max_records == 1
+
+    with pytest.raises(InvalidInput, match="needs a limit"):
+        load_settings(None, {"max_bytes": 0, "unread": "expire"})
 
 
 def claims(**at: int) -> CursorSnapshot:
@@ -580,7 +577,7 @@ def test_the_summary_of_a_pass_leaves_out_the_failed_pass_before_it() -> None:
     assert "kept: 1 (10 B; 1: a group has not read it)" in printed[-1]
 
 
-def test_a_released_segment_is_deleted_when_it_is_due_or_taken_back() -> None:
+def test_a_released_segment_is_deleted_when_it_is_due_and_a_restored_shrink_has_freed_nothing() -> None:
     report = report_of([])
     counts = report.counts
     report.released(DELETED, is_due=False)
@@ -590,12 +587,10 @@ def test_a_released_segment_is_deleted_when_it_is_due_or_taken_back() -> None:
     report.released(replace(KEPT, keeps_name=True), is_due=True)
     assert (counts.deleted, counts.deleted_bytes, counts.taken_back) == (1, 10, 1)
 
-
-def test_a_restored_shrink_has_freed_nothing() -> None:
-    report, shrunk = report_of([]), ShrunkSegment(SEGMENT, 30, 100)
+    shrunk = ShrunkSegment(SEGMENT, 30, 100)
     report.shrunk(shrunk)
     report.shrunk(replace(shrunk, bytes=100, is_restored=True))
-    assert (report.counts.shrunk, report.counts.shrunk_bytes) == (1, 70)
+    assert (counts.shrunk, counts.shrunk_bytes) == (1, 70)
 
 
 def test_the_grace_period_counts_from_the_line_and_ends_with_the_boot() -> None:

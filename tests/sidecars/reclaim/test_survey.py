@@ -71,20 +71,17 @@ def sizes(built: Built) -> list[int]:
     return [built.path(base, Kind.SEALED).stat().st_size for base in bases(built.root)]
 
 
-def test_the_bytes_of_the_segments_behind_one_are_those_of_their_files(built: Built) -> None:
-    built.log.set_cursor("stuck", built.last)
-    _, second, third = sizes(built)
-    exact, one_more = (decide(built, Limits(keep_bytes=second + third + more)) for more in (0, 1))
-
-    assert [decision.verdict for decision in exact.values()] == [Verdict.READ, Verdict.KEPT_BYTES, Verdict.KEPT_BYTES]
-    assert one_more[1].verdict is Verdict.KEPT_BYTES
-
-
-def test_only_a_segment_that_would_go_without_its_unread_records_is_shrunk(built: Built) -> None:
+def test_the_bytes_of_the_files_behind_a_segment_decide_what_goes_and_what_is_shrunk(built: Built) -> None:
     _, second, third = sizes(built)
     assert [decision.is_shrinkable for decision in decide(built, Limits()).values()] == [True] * 3
     kept = decide(built, Limits(keep_bytes=second + third))
     assert [decision.is_shrinkable for decision in kept.values()] == [True, False, False]
+
+    built.log.set_cursor("stuck", built.last)
+    exact, one_more = (decide(built, Limits(keep_bytes=second + third + more)) for more in (0, 1))
+
+    assert [decision.verdict for decision in exact.values()] == [Verdict.READ, Verdict.KEPT_BYTES, Verdict.KEPT_BYTES]
+    assert one_more[1].verdict is Verdict.KEPT_BYTES
 
 
 @pytest.mark.parametrize(("seconds", "second"), [(9.9, Verdict.READ), (10.0, Verdict.UNREAD)])
@@ -102,7 +99,7 @@ def test_cursors_whose_reading_takes_a_second_are_read_again_after_ten(
     assert [first.verdict, next(decisions).verdict] == [Verdict.READ, second]
 
 
-def test_a_segment_whose_index_is_damaged_is_not_shrunk(built: Built) -> None:
+def test_a_damaged_segment_and_one_that_the_sealer_has_left_are_not_shrunk(built: Built, tmp_path: Path) -> None:
     path = built.path(11, Kind.SEALED)
     path.write_bytes(flipped(path.read_bytes(), 8 * (path.stat().st_size - 60)))
     found = decide(built, Limits())
@@ -111,9 +108,7 @@ def test_a_segment_whose_index_is_damaged_is_not_shrunk(built: Built) -> None:
     assert found[11].verdict is Verdict.UNREAD
     assert [decision.is_shrinkable for decision in found.values()] == [True, False, True]
 
-
-def test_a_segment_that_the_sealer_has_left_is_not_shrunk(tmp_path: Path) -> None:
-    built = Built(tmp_path / "root")
+    built = Built(tmp_path / "raw")
     for route in ("stuck", "web"):
         built.lines(route, [b"x"])
         built.cut()

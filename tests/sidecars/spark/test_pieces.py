@@ -232,14 +232,13 @@ def test_a_damaged_frame_is_named_or_passed_over_and_reported(built: Built, tmp_
         assert (tmp_path / "report" / report).read_text().count("records 3 to 4 cannot be read") == 1
 
 
-def test_a_segment_whose_index_is_damaged_is_read_frame_by_frame(built: Built) -> None:
+def test_a_segment_whose_index_is_damaged_is_read_frame_by_frame_and_one_without_anything_whole_is_named(
+    built: Built,
+) -> None:
     path = built.path(3, Kind.SEALED)
     path.write_bytes(path.read_bytes()[:-5])
     assert sequences(planned(place_of(built))) == [1, 2, 3, 4, 5, 6, 7, 8]
 
-
-def test_a_segment_of_which_nothing_is_whole_is_named(built: Built) -> None:
-    path = built.path(3, Kind.SEALED)
     path.write_bytes(path.read_bytes()[:10])
     with pytest.raises(Damaged, match=str(path)):
         planned(place_of(built))

@@ -260,18 +260,14 @@ def test_shipped_segments_are_streamed_as_they_arrive(thirty: Built, tmp_path: P
     assert stream.sequences == list(range(1, 21))
 
 
-def test_archives_are_not_streamed() -> None:
+def test_what_cannot_be_streamed_is_refused(thirty: Built, tmp_path: Path) -> None:
+    """What is not a log is passed over by a pattern only."""
     with pytest.raises(InvalidInput, match="an archive cannot be streamed"):
         Stream("s3://bucket/archive").trigger()
 
+    with pytest.raises(NotFound, match="the data has no route 'nope'"):
+        Stream(thirty.root.path, route="nope").trigger()
 
-def test_the_same_log_twice_is_refused(thirty: Built, tmp_path: Path) -> None:
-    shutil.copytree(thirty.root.path, tmp_path / "copy")
-    with pytest.raises(InvalidInput, match="the same log"):
-        Stream(f"{tmp_path}/*").trigger()
-
-
-def test_what_is_no_log_is_passed_over_by_a_pattern_only(thirty: Built, tmp_path: Path) -> None:
     (tmp_path / "half-made" / "segments").mkdir(parents=True)
     stream = Stream(f"{tmp_path}/*")
     stream.trigger()
@@ -280,6 +276,10 @@ def test_what_is_no_log_is_passed_over_by_a_pattern_only(thirty: Built, tmp_path
         Stream(tmp_path / "half-made").trigger()
     with pytest.raises(NotFound, match="no log there"):
         Stream(f"{tmp_path}/half*").trigger()
+
+    shutil.copytree(thirty.root.path, tmp_path / "copy")
+    with pytest.raises(InvalidInput, match="the same log"):
+        Stream(f"{tmp_path}/*").trigger()
 
 
 def test_an_idle_log_costs_one_read_of_its_head(thirty: Built) -> None:
@@ -320,11 +320,6 @@ def test_what_others_wrote_may_be_reclaimed_from_under_a_stream_of_one_route(thi
     stream.at = Offsets({thirty.log_id.hex(): Position(0, 5)}, frozenset("b"))
     stream.trigger()
     assert stream.sequences == [31]
-
-
-def test_a_route_that_no_log_has_is_reported_at_once(thirty: Built) -> None:
-    with pytest.raises(NotFound, match="the data has no route 'nope'"):
-        Stream(thirty.root.path, route="nope").trigger()
 
 
 RUNS = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 5), st.integers(0, 50)), max_size=6)
