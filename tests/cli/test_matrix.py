@@ -167,9 +167,15 @@ LINES = {
 NAMED = "`PUB` to a route with `writers`"
 
 
-def test_every_row_is_tried(daemon: Daemon) -> None:
+def test_every_row_is_tried_also_that_of_routes_with_writers(daemon: Daemon) -> None:
+    # Every row is tried.
     assert [what for what in TABLE if what not in LINES and what != NAMED and not acts(daemon, what)] == []
     assert [what for what in LINES if what not in TABLE] == []
+
+    # A route with writers.
+    assert TABLE[NAMED] == ["if named", "if named", "no"]
+    for route, expected in (("owners", [True, False, False]), ("members", [False, True, False])):
+        assert [may(user, asking(daemon, f"PUB {route} 2\nx\n")) for user in USERS] == expected
 
 
 @pytest.mark.parametrize("what", [what for what in TABLE if what not in LINES and what != NAMED])
@@ -177,12 +183,6 @@ def test_a_verb_or_a_file(daemon: Daemon, what: str) -> None:
     for act in acts(daemon, what):
         tried = {user: may(user, act) for user in reversed(USERS)}  # the owner goes last: its actions may change files
         assert [["no", "yes"][tried[user]] for user in USERS] == TABLE[what]
-
-
-def test_a_route_with_writers(daemon: Daemon) -> None:
-    assert TABLE[NAMED] == ["if named", "if named", "no"]
-    for route, expected in (("owners", [True, False, False]), ("members", [False, True, False])):
-        assert [may(user, asking(daemon, f"PUB {route} 2\nx\n")) for user in USERS] == expected
 
 
 @pytest.mark.slow

@@ -96,13 +96,13 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield path
 
 
-def test_every_question_has_an_answer_here() -> None:
+def test_every_question_has_an_answer_here_and_the_page_can_be_typed(root: Path, tmp_path: Path) -> None:
+    # Every question has an answer here.
     asked = [question for question, _ in ROWS]
     assert [question for question in asked if not any(map(question.startswith, ANSWERS))] == []
     assert [known for known in ANSWERS if not any(question.startswith(known) for question in asked)] == []
 
-
-def test_the_page_can_be_typed(root: Path, tmp_path: Path) -> None:
+    # The page can be typed.
     type_page("docs/questions.md", at=tmp_path, root=root)
 
 

@@ -166,15 +166,14 @@ def test_after_a_request_without_a_known_end_nothing_is_processed(root: Root, ch
     peer.connection.close()
 
 
-def test_many_requests_of_one_read(root: Root) -> None:
-    """They are processed in order, without a copy of their payloads."""
+def test_requests_of_one_read_are_processed_refused_or_kept_waiting_one_by_one(root: Root) -> None:
+    # Many requests of one read: they are processed in order, without a copy of their payloads.
     peer = Peer(root)
     stream = b"PUB web 2\nx\nPING\nPUB b 3\nyz\n"
     peer.arena.view[: len(stream)] = stream
     peer.arena.filled = len(stream)
     commit_round = CommitRound(Producers(), peer.arena)
     peer.connection.receive(commit_round, OPEN)
-
     assert list(peer.answers()) == [
         ("record", ("web", b"x\n")),
         ("command", Command("PING")),
@@ -184,9 +183,7 @@ def test_many_requests_of_one_read(root: Root) -> None:
     assert all(memoryview(payload).obj is peer.arena.buffer for payload in payloads)
     assert not peer.connection.is_inside_request
 
-
-def test_a_request_is_refused_before_its_payload_arrives(root: Root) -> None:
-    """However large its payload is; the payload is skipped as it arrives, and the next request is processed."""
+    # A request is refused before its payload arrives.
     for line in (b"PUB absent 4000\n", b"PUB web 6000\n", b"PUB web 6 what=ever\n"):
         payload = b"p" * int(line.split()[2])
         peer = Peer(root)
@@ -196,15 +193,12 @@ def test_a_request_is_refused_before_its_payload_arrives(root: Root) -> None:
         assert peer.outcomes[1:] == [("command", Command("PING"))]
         assert not peer.connection.is_inside_request
 
-
-def test_a_request_for_a_busy_route_waits_and_is_refused_after_a_timeout(root: Root) -> None:
-    """Later requests stay unread until then; other connections are not affected."""
+    # A request for a busy route waits and is refused after a timeout.
     peer = Peer(root)
     busy = Backpressure(False, False, frozenset({"web"}), float("inf"), {})
     peer.read(b"PUB web 2\nx\nPUB b 2\ny\n", busy)
     assert (peer.connection.wait, peer.outcomes) == (Wait(Reason.BUSY, "web"), [])
     assert busy.must_keep_waiting(Wait(Reason.BUSY, "web"), peer.unfinished.promised_to_others)
-
     assert peer.connection.time_out()
     assert peer.connection.wait is OVERDUE
     peer.read(b"", busy)

@@ -366,7 +366,8 @@ def test_only_a_member_gives_a_route_to_a_group() -> None:
         assert group_and_mode(directory) == (CONSUMERS, 0o3775)
 
 
-def test_settings_that_contradict_or_name_no_group_are_refused(tmp_path: Path) -> None:
+def test_settings_that_contradict_or_name_no_group_are_refused_and_a_group_may_be_named(tmp_path: Path) -> None:
+    # Settings that contradict or name no group are refused.
     config, groups = tmp_path / "wald.toml", ("no-such-group", "4294967295")
     for line, message in (
         ('mode = "0620"\nwriters = [1]', "routes.a has writers"),
@@ -379,8 +380,7 @@ def test_settings_that_contradict_or_name_no_group_are_refused(tmp_path: Path) -
         code, _, hint = refused(run(command("route", "add", "a", "--consumers", group, "--root", tmp_path)))
         assert (code, hint) == (InvalidInput.exit_code, "getent group")
 
-
-def test_a_group_may_be_named(tmp_path: Path) -> None:
+    # A group may be named.
     name = grp.getgrall()[1].gr_name
     run(command("init", "--root", tmp_path / "log"))
     assert run(command("route", "add", "a", "--consumers", name, "--root", tmp_path / "log")).returncode == 0

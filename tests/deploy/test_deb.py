@@ -119,9 +119,21 @@ def test_equal_sources_make_an_equal_package(package: Path, tmp_path: Path) -> N
 
 
 def test_the_daemon_runs_and_nothing_else_does(system: System) -> None:
+    # The daemon runs and nothing else does.
     assert system.machine.sh("systemctl is-active wald.service wald.socket").split() == ["active", "active"]
     assert system.machine.sh("systemctl is-enabled wald.service wald.socket").split() == ["enabled", "enabled"]
     assert system.machine.sh("pgrep -c -u wald").strip() == "1"
+
+    # Every user may enter the directory of sockets.
+    assert system.machine.sh("stat -c '%U %a' /run/wald").strip() == "root 755"
+
+    # Manual pages open.
+    for page in ("wald", "wald-audit", "wald-drain", "wald-gate", "wald.toml"):
+        assert system.machine.sh(f"man {page}").split()[0].startswith(f"{page.upper()}(")
+
+    # What needs spark says what is missing.
+    done = system.machine.run("/usr/bin/wald-export", "--root", "/var/lib/wald", "--out", "/tmp/out", check=False)
+    assert (done.returncode, "hint: in a clone of wald: pip install '.[spark]'" in done.stderr) == (3, True)
 
 
 def test_the_fifo_outlives_restarts_under_load(system: System) -> None:
@@ -192,15 +204,6 @@ def test_after_a_removal_it_starts_again_with_what_was_enabled(system: System) -
     system.machine.sh("systemctl start wald.service")
 
 
-def test_every_user_may_enter_the_directory_of_sockets(system: System) -> None:
-    assert system.machine.sh("stat -c '%U %a' /run/wald").strip() == "root 755"
-
-
-@pytest.mark.parametrize("page", ["wald", "wald-audit", "wald-drain", "wald-gate", "wald.toml"])
-def test_manual_pages_open(system: System, page: str) -> None:
-    assert system.machine.sh(f"man {page}").split()[0].startswith(f"{page.upper()}(")
-
-
 @pytest.mark.parametrize("shell", SHELLS)
 @pytest.mark.parametrize(("line", "wanted"), [("wald cur", "cursor"), ("wald append --key-s", "--key-separator")])
 def test_shells_complete(system: System, shell: str, line: str, wanted: str) -> None:
@@ -209,12 +212,6 @@ def test_shells_complete(system: System, shell: str, line: str, wanted: str) -> 
     environment = ["env", "-i", "PATH=/usr/bin:/bin", "HOME=/root", "LANG=C.UTF-8"]
 
     assert wanted in system.machine.run(*environment, shell, "-c", script).stdout.split()
-
-
-def test_what_needs_spark_says_what_is_missing(system: System) -> None:
-    done = system.machine.run("/usr/bin/wald-export", "--root", "/var/lib/wald", "--out", "/tmp/out", check=False)
-
-    assert (done.returncode, "hint: in a clone of wald: pip install '.[spark]'" in done.stderr) == (3, True)
 
 
 def test_removed_it_leaves_data_and_settings_and_purged_only_data(system: System) -> None:

@@ -199,19 +199,6 @@ def test_jobs_archive_and_audit_beside_the_daemon(pod: Start, volumes: dict[str,
     assert set(node.stop().values()) == {0}
 
 
-def test_an_application_can_write_to_the_log_and_change_nothing_of_it(pod: Start) -> None:
-    buffer = pod("pod")
-    buffer.start()
-    attempts = (f"echo 9 >{LOG}/head", f"rm {FIFO}", f"mv {FIFO} {LOG}/in", f"touch {LOG}/new", f"chmod 777 {FIFO}")
-
-    for attempt in attempts:
-        refused = buffer.run("application", "sh", "-c", attempt)
-        assert (refused.returncode != 0, "Read-only" in refused.stderr) == (True, True), attempt
-    for way in (f"echo by pipe >{FIFO}", f"echo by socket | wald --root {LOG} append access"):
-        assert buffer.run("application", "sh", "-c", way).returncode == 0
-    eventually(lambda: {"by pipe", "by socket"} <= set(buffer.stdout("drain").splitlines()))
-
-
 def test_a_full_disk_restarts_nothing(pod: Start, volumes: dict[str, Path], tmp_path: Path) -> None:
     """Input waits, and the pod keeps running: a restart would not free space."""
     with small_file_system(tmp_path / "small", 64 << 20) as small:
@@ -229,30 +216,39 @@ def test_a_full_disk_restarts_nothing(pod: Start, volumes: dict[str, Path], tmp_
         assert set(full.stop().values()) == {0}
 
 
-def test_the_doctor_finds_that_the_promises_hold_in_the_pod(pod: Start) -> None:
+def test_the_promises_hold_in_the_pod_which_is_ready_with_what_producers_open(
+    pod: Start, volumes: dict[str, Path]
+) -> None:
+    # The doctor finds that the promises hold in the pod.
     node = pod("node")
     node.start()
     examined = node.run("wald", "wald", "doctor")
-
     assert [line for line in examined.stdout.splitlines() if line.startswith(("fail", "unknown"))] == []
     assert examined.returncode in (0, 14), "14: a warning about the clock of this machine, for instance"
 
+    # A pod without what producers open is not ready.
+    socket = volumes["wald"] / "log/wald.sock"
+    socket.rename(socket.with_name("moved"))
+    assert not node.probe("wald", "readiness")
+    assert node.probe("wald", "liveness")
 
-def test_every_port_of_the_service_serves_metrics(pod: Start) -> None:
+
+def test_the_service_serves_metrics_and_an_application_can_write_to_the_log_and_change_nothing_of_it(
+    pod: Start,
+) -> None:
+    # Every port of the service serves metrics.
     buffer = pod("pod")
     buffer.start()
     (service,) = of_kind("pod", "Service")
-
     for port in [each["port"] for each in service["spec"]["ports"]]:
         ask = f"from urllib.request import urlopen; print(urlopen('http://127.0.0.1:{port}/metrics').read().decode())"
         eventually(lambda ask=ask: "# TYPE wald_" in buffer.run("application", "python", "-c", ask).stdout)  # type: ignore[misc]
 
-
-def test_a_pod_without_what_producers_open_is_not_ready(pod: Start, volumes: dict[str, Path]) -> None:
-    node = pod("node")
-    node.start()
-    socket = volumes["wald"] / "log/wald.sock"
-    socket.rename(socket.with_name("moved"))
-
-    assert not node.probe("wald", "readiness")
-    assert node.probe("wald", "liveness")
+    # An application can write to the log and change nothing of it.
+    attempts = (f"echo 9 >{LOG}/head", f"rm {FIFO}", f"mv {FIFO} {LOG}/in", f"touch {LOG}/new", f"chmod 777 {FIFO}")
+    for attempt in attempts:
+        refused = buffer.run("application", "sh", "-c", attempt)
+        assert (refused.returncode != 0, "Read-only" in refused.stderr) == (True, True), attempt
+    for way in (f"echo by pipe >{FIFO}", f"echo by socket | wald --root {LOG} append access"):
+        assert buffer.run("application", "sh", "-c", way).returncode == 0
+    eventually(lambda: {"by pipe", "by socket"} <= set(buffer.stdout("drain").splitlines()))

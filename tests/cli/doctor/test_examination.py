@@ -59,9 +59,9 @@ def test_checks_that_say_the_same_are_one_row(tmp_path: Path) -> None:
     assert "also replace, links, locks, allocation, mapping, fifo, names, events" in printed
 
 
-def test_a_root_that_is_not_there_is_examined_above(tmp_path: Path) -> None:
+def test_a_root_that_is_not_there_is_examined_above_with_the_rights_of_its_parents(tmp_path: Path) -> None:
+    # A root that is not there is examined above.
     found = examine(tmp_path / "not" / "there")
-
     assert (found.failed, found.outcome("replace")) == (set(), "ok")
     assert found.measured("root") | {"removed": 0} == {
         "kind": "absent",
@@ -71,6 +71,15 @@ def test_a_root_that_is_not_there_is_examined_above(tmp_path: Path) -> None:
         "removed": 0,
     }
     assert os.listdir(tmp_path) == []
+
+    # A parent in which every user may rename is found.
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    found = examine(tmp_path / "open" / "log")
+    assert found.failed == {"rights"}
+    assert found.measured("rights")["open_above"] == [str(tmp_path / "open")]
+    (tmp_path / "open").chmod(0o1777)
+    assert examine(tmp_path / "open" / "log").outcome("rights") == "ok"
 
 
 @pytest.mark.parametrize("made", ["file", "foreign", "dangling", "in a file"])
@@ -129,17 +138,6 @@ def test_names_that_are_not_walds_are_warnings(log: Path) -> None:
 
     assert (found.failed, found.outcome("files")) == (set(), "warn")
     assert sorted(found.measured("files")["strange"]) == [str(log / "notes.txt"), str(log / "routes/a/core.123")]
-
-
-def test_a_parent_in_which_every_user_may_rename_is_found(tmp_path: Path) -> None:
-    (tmp_path / "open").mkdir()
-    (tmp_path / "open").chmod(0o777)
-    found = examine(tmp_path / "open" / "log")
-    assert found.failed == {"rights"}
-    assert found.measured("rights")["open_above"] == [str(tmp_path / "open")]
-
-    (tmp_path / "open").chmod(0o1777)
-    assert examine(tmp_path / "open" / "log").outcome("rights") == "ok"
 
 
 def test_a_socket_or_settings_that_the_daemon_would_refuse_are_found(tmp_path: Path) -> None:
@@ -254,10 +252,10 @@ def test_no_check_is_left_out_when_time_is_over(log: Path) -> None:
 TRIED = {"replace", "links", "locks", "mapping", "fifo", "names", "events"}
 
 
-def test_an_ext4_holds_every_promise(tmp_path: Path) -> None:
+def test_an_ext4_is_judged_by_its_options_and_by_what_it_does(tmp_path: Path) -> None:
+    # An ext4 holds every promise.
     with disk(tmp_path, "ext4") as at:
         found = examine(at / "log")
-
     assert found.failed == set()
     assert {found.outcome(check) for check in (*TRIED, "mount", "allocation", "sync")} == {"ok"}
     assert found.measured("mount")["type"] == "ext4"
@@ -266,21 +264,16 @@ def test_an_ext4_holds_every_promise(tmp_path: Path) -> None:
     assert 0 < measured["p50_seconds"] <= measured["p90_seconds"] <= measured["p99_seconds"] <= measured["max_seconds"]
     assert measured["device_writes"] >= measured["syncs"]
 
-
-def test_an_ext4_without_barriers_is_found_by_its_name_and_by_what_it_does(tmp_path: Path) -> None:
-    """The kernel counts no device flush during hundreds of syncs."""
+    # An ext4 without barriers is found by its name and by what it does.
     with disk(tmp_path, "ext4", "nobarrier") as at:
         found = examine(at / "log")
-
     assert (found.code, found.failed) == (13, {"mount", "sync"})
     assert "nobarrier" in found.message("mount")
     assert (found.measured("sync")["device_flushes"], found.measured("sync")["syncs"] > 100) == (0, True)
 
-
-def test_options_that_only_cost_are_warnings(tmp_path: Path) -> None:
+    # Options that only cost are warnings.
     with disk(tmp_path, "ext4", "data=writeback") as at:
         found = examine(at / "log")
-
     assert (found.failed, found.outcome("mount")) == (set(), "warn")
     assert "data=writeback" in found.message("mount")
 
@@ -296,67 +289,61 @@ def test_btrfs_does_not_reserve_space(tmp_path: Path) -> None:
     assert left == []
 
 
-def test_a_tmpfs_survives_no_crash_of_the_host(tmp_path: Path) -> None:
+def test_a_tmpfs_survives_no_crash_of_the_host_and_the_layer_of_a_container_is_a_warning(tmp_path: Path) -> None:
+    # A tmpfs survives no crash of the host.
     with small_file_system(tmp_path / "disk", 512 * MIB) as at:
         found = examine(at / "log")
         left = os.listdir(at)
-
     assert (found.code, found.failed) == (13, {"mount"})
     assert found.checks["mount"]["promises"] == [1, 2]
     assert found.outcome("sync") == "skipped"
     assert {found.outcome(check) for check in TRIED} == {"ok"}
     assert left == []
 
-
-def test_the_layer_of_a_container_is_a_warning(tmp_path: Path) -> None:
+    # The layer of a container is a warning.
     with overlay(tmp_path) as at:
         found = examine(at / "log")
-
     assert found.outcome("mount") == "warn"
     assert "container" in found.message("mount")
     assert {found.outcome(check) for check in TRIED} == {"ok"}
 
 
-def test_nothing_is_tried_on_a_read_only_mount(tmp_path: Path) -> None:
+def test_nothing_is_tried_where_no_file_can_be_created(tmp_path: Path) -> None:
+    # Nothing is tried on a read only mount.
     there = tmp_path / "there"
     there.mkdir()
     with mounted(tmp_path / "disk", "--bind", there) as at:
         subprocess.run(["mount", "-o", "remount,bind,ro", at], check=True)
         found = examine(at)
-
     assert found.failed == {"mount"}
     assert "read-only" in found.message("mount")
     assert {found.outcome(check) for check in (*TRIED, "sync", "allocation", "user")} == {"skipped"}
     assert "because the file system is read-only" in found.message("replace")
 
-
-def test_nothing_is_created_in_a_file_system_of_the_kernel() -> None:
+    # Nothing is created in a file system of the kernel.
     found = examine(Path("/proc/log"))
-
     assert found.outcome("mount") == "fail"
     assert "belongs to the kernel" in found.message("mount")
     assert {found.outcome(check) for check in TRIED} == {"skipped"}
     assert "the kernel stores no files here" in found.message("replace")
 
 
-def test_a_full_disk_is_reported_and_given_no_more(tmp_path: Path) -> None:
+def test_a_disk_without_room_or_inodes_is_reported_and_given_no_more(tmp_path: Path) -> None:
+    # A full disk is reported and given no more.
     with small_file_system(tmp_path / "disk", 4 * MIB) as at:
         fill(at / "filling")
         found = examine(at / "log")
         left = scratch_directories(at)
-
     assert found.failed == {"mount", "allocation", "space"}
     for check in ("sync", "replace", "links", "mapping"):
         assert (found.outcome(check), found.message(check)) == ("skipped", "not tested: No space left on device")
     assert found.measured("space")["free_bytes"] == 0
     assert left == []
 
-
-def test_a_disk_without_inodes_is_reported(tmp_path: Path) -> None:
-    with mounted(tmp_path / "disk", "-t", "tmpfs", "-o", "size=512m,nr_inodes=2", "tmpfs") as at:
+    # A disk without inodes is reported.
+    with mounted(tmp_path / "another", "-t", "tmpfs", "-o", "size=512m,nr_inodes=2", "tmpfs") as at:
         (at / "last").touch()
         found = examine(at / "log")
-
     assert found.failed == {"mount", "inodes"}
     assert found.outcome("replace") == "skipped"
     assert "No space left" in found.message("replace")
