@@ -10,7 +10,7 @@ import pytest
 from contents import errors
 from damage import flip_bit, flipped
 from effort import steps
-from faults import FailingDisk, TracingDisk
+from faults import Died, DyingDisk, FailingDisk, TracingDisk
 from logs import SECOND_NS, Built, Unsynced
 from reclaiming import EXPIRE, Reclaimer, archived, bases, ledger, reclaim, rulings
 
@@ -337,6 +337,25 @@ def test_a_raw_segment_that_is_sealed_before_it_is_renamed_is_judged_anew(cut_lo
     assert (raw(cut_log), bases(cut_log.root, Kind.SEALED)) == ([5], [])
     assert all("sha256" in line for line in ledger(cut_log.root.path)[4:])
     assert rulings(cut_log.root) == {1: (), 4: ()}
+    assert errors(cut_log.root.path) == []
+
+
+def test_a_raw_deletion_recorded_by_a_dead_process_is_withdrawn_once_the_segment_is_sealed(cut_log: Built) -> None:
+    """Its line has neither the digest nor the size of the sealed form."""
+    read_all(cut_log)
+    disk = DyingDisk(0, names=("rename",))
+    with pytest.raises(Died):
+        reclaim(cut_log, disk=disk)
+    disk.abandon()
+    cut_log.seal()
+    cut_log.log.set_cursor("b", 2, rewind=True)
+    reclaim(cut_log)
+
+    lines = [(line["base"], line["event"], "form" in line) for line in ledger(cut_log.root.path)]
+    withdrawn = [(1, "kept", False), (4, "kept", False)]
+    assert sorted(lines[:2]) == [(1, "reclaimed", True), (4, "reclaimed", True)]
+    assert sorted(lines[2:]) == sorted([*withdrawn, (4, "reclaimed", False)])
+    assert rulings(cut_log.root) == {4: ()}
     assert errors(cut_log.root.path) == []
 
 
