@@ -3,7 +3,7 @@
 Times are ns of CLOCK_MONOTONIC. An owner writes a line before and after each call, so a call without an end is one
 whose owner died: it may have taken effect or not. A call took effect at some moment between its beginning and its end;
 a promise counts as broken only if every choice of these moments breaks it. ``tests/work/test_model.py`` checks what a
-single owner decides: window, due times, reasons, cursor.
+single owner decides: window, due times, cursor; ``test_giving_up.py`` the reasons.
 """
 
 import json

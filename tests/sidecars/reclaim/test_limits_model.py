@@ -480,7 +480,7 @@ class Histories(RuleBasedStateMachine):
         staying = {held.base for held in ended.complete}
         for held in sorted([*before.complete, *(each.held for each in before.released)], key=lambda held: held.base):
             line, base = lines.get(held.base, {"event": "kept"}), held.base
-            moment = parse_moment(line)
+            moment, was_on_record, held.recorded = parse_moment(line), held.recorded is not None, None
             written = None
             if line["event"] == "reclaimed" and moment is not None:
                 written = OnRecord(moment, frozenset(line.get("lost", {})))
@@ -488,7 +488,8 @@ class Histories(RuleBasedStateMachine):
                 self.take_over(held, among(there, held.whole or held.batches), outcomes.get(base, []))
                 held.recorded = written
             elif written is not None and root.segment(base, Kind.RELEASED).exists():
-                assert base not in staying or base in released
+                # An interrupted deletion on record is completed before it is confirmed, and then taken back.
+                assert base not in staying or base in released or was_on_record
                 self.model.released.append(Released(held, written))
             elif written is not None and root.segment(base, Kind.DELETING).exists():
                 self.model.released.append(Released(held, written, deleting=True))
