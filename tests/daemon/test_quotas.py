@@ -349,6 +349,24 @@ def test_a_quota_is_passed_by_one_byte_more_and_counts_after_retirements_and_res
     assert life.over() == 2010
 
 
+def test_a_cursor_that_is_moved_back_counts_again_over_all_segments(life: Life) -> None:
+    """Complete segments and the read part of the active one count again; a new group has the same effect."""
+    for _ in range(2):
+        life.append(110)
+        life.cut()
+    life.append(110)
+    assert life.over() == 3300
+    life.set_cursor(330)
+    assert life.over() == 0
+    life.set_cursor(90)
+    assert life.over() == 2400
+    life.set_cursor(0, "late")
+    assert life.over() == 3300
+    life.set_cursor(225, "late")
+    life.set_cursor(225)
+    assert life.over() == 1050
+
+
 def test_many_small_turns_are_counted_once(life: Life) -> None:
     """Merged ranges, which bound the memory, may span the end of a segment."""
     for _ in range(2):
