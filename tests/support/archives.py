@@ -1,7 +1,5 @@
 """Archives for tests: packed, verified and restored in this process; and ``wald-archive`` as a process."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

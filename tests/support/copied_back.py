@@ -1,7 +1,5 @@
 """Restore of an older copy of a log under a running gate."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 Records 1 and 2 are in a cut segment, 3 to 6 in the active one, in batches of 2, 1 and 1.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from logs import Built

@@ -1,7 +1,5 @@
 """Damage by disks and crashes as functions of bytes, and the memory that a call allocates."""
 
-from __future__ import annotations
-
 import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path

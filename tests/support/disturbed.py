@@ -3,8 +3,6 @@
 They read ``/proc`` and the files of the log, never the daemon's own reports.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Wald-drain as a process that a test runs or starts, and inside this process."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

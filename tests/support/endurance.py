@@ -10,8 +10,6 @@ A number that is too high shows a loss, one that is too low a repeated record. R
 so a storm can last as long as needed; it consists of rounds, each with a separate log.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import signal

@@ -5,8 +5,6 @@ these calls that kills the program, or fails. The two runs must leave the same s
 fault.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

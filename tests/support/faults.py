@@ -4,8 +4,6 @@ A change is a step that a crash can leave undone: create, allocate, write, updat
 unlink.
 """
 
-from __future__ import annotations
-
 import errno
 import itertools
 import os

@@ -4,8 +4,6 @@ Used by the tests (a few small disks) and by ``scripts/torture --mode full-disk`
 cuts by age here, so only the reserved space can recover it from a full disk.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

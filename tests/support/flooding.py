@@ -1,7 +1,5 @@
 """Requests on many connections that arrive while the daemon is stopped."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager

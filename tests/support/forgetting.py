@@ -1,7 +1,5 @@
 """A daemon that has forgotten its producers."""
 
-from __future__ import annotations
-
 from itertools import count, islice
 
 from running import Client, Daemon

@@ -1,7 +1,5 @@
 """A real file system that is small enough to fill."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from collections.abc import Iterator

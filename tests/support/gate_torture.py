@@ -15,8 +15,6 @@ release and extend. Clients are not told about the kills. The promises of docs/h
 - a gate exits with 0 at SIGTERM, and no process writes a traceback
 """
 
-from __future__ import annotations
-
 import base64
 import gzip
 import http.client

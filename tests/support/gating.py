@@ -1,7 +1,5 @@
 """A gate as a process, and requests to it."""
 
-from __future__ import annotations
-
 import hashlib
 import html
 import http.client

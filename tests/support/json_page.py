@@ -1,7 +1,5 @@
 """JSON objects of each command as docs/json.md describes them, and a check of an object."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A log of many small segments and routes, with real records, to be shown by a page or a command."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

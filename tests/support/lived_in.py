@@ -1,7 +1,5 @@
 """A log in typical use: some routes of a shop, a stuck group, cuts, deletions, an archive, dead letters."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

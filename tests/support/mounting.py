@@ -1,7 +1,5 @@
 """Real file systems with real options: in files behind loop devices, as overlays, read-only, in memory."""
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -3,8 +3,6 @@
 Schemathesis loads this module in its process.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Any

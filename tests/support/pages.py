@@ -1,7 +1,5 @@
 """The documentation pages as tests read them: tables, blocks of code, headings, links."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from pathlib import Path

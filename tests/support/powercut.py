@@ -6,8 +6,6 @@ others.
 `RecordingDisk` records operations within the test; `recorded` traces those of a process.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import random

@@ -1,7 +1,5 @@
 """nginx, haproxy and Caddy as processes in front of a gate, with the configurations of docs/http.md."""
 
-from __future__ import annotations
-
 import os
 import re
 import socket

@@ -1,7 +1,5 @@
 """A pass of ``wald-reclaim`` in this process, on a disk that a test has chosen."""
 
-from __future__ import annotations
-
 import sys
 import threading
 import time

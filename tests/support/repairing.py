@@ -1,7 +1,5 @@
 """A small log with every kind of segment content, and its repair as ``wald repair`` does it."""
 
-from __future__ import annotations
-
 import os
 import random
 from functools import partial

@@ -1,7 +1,5 @@
 """Requests with an Idempotency-Key, and their answers."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from itertools import count

@@ -1,7 +1,5 @@
 """Small batches and raw segments as bytes, for tests that read or damage them."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Sequence
 from typing import Any

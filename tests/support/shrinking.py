@@ -1,7 +1,5 @@
 """One sealed segment shrunk, without the program that decides about it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from logs import Built, write_entries

@@ -1,7 +1,5 @@
 """A machine with wald installed and one log in use, for tests that cause failures on it."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterable
 from pathlib import Path

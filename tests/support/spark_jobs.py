@@ -1,7 +1,5 @@
 """Spark commands as processes, with a JVM that starts fast and compiles little."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Damage by a disk as a strategy of hypothesis: flip bits, zero or swap sectors, truncate."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from hypothesis import strategies as st

@@ -4,8 +4,6 @@ Unless all threads are requested, only the main thread is traced, which runs the
 neither counted nor affected.
 """
 
-from __future__ import annotations
-
 import re
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """A page's commands, typed into one shell in the order of the page, with the wald of these tests on its path."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -4,8 +4,6 @@ The ids need no entry in the user database. Only root can change its user, and t
 interpreter and this checkout; tests that need them are skipped elsewhere, visibly.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

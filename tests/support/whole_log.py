@@ -5,8 +5,6 @@ the daemon is killed and restarted, or continues in a copy of its segment. Group
 keep their files open all the time. Tests use fixed seeds, ``scripts/torture`` any.
 """
 
-from __future__ import annotations
-
 import random
 import shutil
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """A log during a write: an open record, a producer that will retry, and the next batches."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import replace
 from pathlib import Path
