@@ -7,7 +7,6 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
-from functools import partial
 from itertools import permutations, product
 from pathlib import Path
 
@@ -539,7 +538,9 @@ QUIET = [HealthCheck.too_slow]
 
 @pytest.mark.parametrize("examples", [20, pytest.param(300, marks=pytest.mark.slow)])
 def test_what_is_read_was_written_and_what_is_missing_is_reported(written: Written, examples: int) -> None:
-    anything = given(spoiled=SPOILED, start=st.integers(1, 150))
-    settings(max_examples=examples, deadline=None, suppress_health_check=QUIET)(
-        anything(partial(check_damaged, written))
-    )()
+    @settings(max_examples=examples, deadline=None, suppress_health_check=QUIET)
+    @given(spoiled=SPOILED, start=st.integers(1, 150))
+    def check(spoiled: list[tuple[int, Damage]], start: int) -> None:
+        check_damaged(written, spoiled, start)
+
+    check()
